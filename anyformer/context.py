@@ -1,0 +1,353 @@
+"""What one forward pass knows: its two sides of tokens, the position encoding bound to them, and one layer's cache.
+
+Place: the number of real tokens before a token in its row, cached tokens included. Patterns, causality and slots read places.
+Position: what encodings read. By default the place, from 0 again in each document; the user may give any.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from anyformer.forms import Form
+
+Pair = tuple[Tensor, Tensor]
+
+
+class AllowsPairs(Protocol):
+    """What a Context needs of a Pattern."""
+
+    def allows(self, batch: Tensor, head: Tensor, q: Tensor, k: Tensor, facts: object) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A position encoding bound to the positions of one forward: all that an attention may call of it.
+
+    Args:
+        forms: the chosen forms; an attention asks `has`.
+        scale: factor on the product of query and key; None leaves it to the attention (head_dim ** -0.5).
+        rotate: `(q, k) -> (q, k)`, the transform of ROTATE.
+        turn: `v -> v` and `turn_back`: `out -> out`, the transform of TURN.
+        logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the BIAS, TOEPLITZ and SCORE terms, to be added to the
+            scaled logits.
+        values: `weights[b h n m] -> [b h n v]`, the sum of the VALUE terms, to be added to the output.
+        offsets: `(low, high) -> [h r]`, the TOEPLITZ table for offsets low..high of key minus query, both included; only
+            where positions are places (`arithmetic`).
+        arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
+    """
+
+    forms: frozenset[Form] = frozenset()
+    scale: float | None = None
+    rotate: Callable[[Tensor, Tensor], Pair] | None = None
+    turn: Callable[[Tensor], Tensor] | None = None
+    turn_back: Callable[[Tensor], Tensor] | None = None
+    logits: Callable[[Tensor, Tensor], Tensor] | None = None
+    values: Callable[[Tensor], Tensor] | None = None
+    offsets: Callable[[int, int], Tensor] | None = None
+    arithmetic: bool = True
+
+    def has(self, form: Form) -> bool:
+        return form in self.forms
+
+
+@dataclass(frozen=True)
+class Side:
+    """The tokens of one side, queries or keys, in slot order.
+
+    Args:
+        places: number of real tokens before each in its row.
+        positions: what encodings read, with a last axis of 2 on a grid.
+        keep: which are real tokens; None: all.
+        documents: the document of each; None: one document.
+        flags: which are flagged as global; None: none.
+        without: which have no position (class and register tokens); None: none.
+        arithmetic: whether positions are places.
+    """
+
+    places: Int[Tensor, "#b t"]
+    positions: Int[Tensor, "#b t *a"]
+    keep: Bool[Tensor, "b t"] | None = None
+    documents: Int[Tensor, "b t"] | None = None
+    flags: Bool[Tensor, "b t"] | None = None
+    without: Bool[Tensor, "b t"] | None = None
+    arithmetic: bool = True
+
+    @property
+    def length(self) -> int:
+        return self.places.shape[1]
+
+    def part(self, start: int, stop: int) -> "Side":
+        """The tokens of slots start..stop-1."""
+        return self._map(lambda tensor: tensor[:, start:stop])
+
+    def rows(self, rows: Int[Tensor, "r"]) -> "Side":
+        """The given rows of the batch."""
+        return self._map(lambda tensor: tensor if tensor.shape[0] == 1 else tensor[rows])
+
+    def join(self, later: "Side") -> "Side":
+        """These tokens followed by later ones."""
+        parts = [part for side in (self, later) for part in side._tensors().values()]
+        b = max(part.shape[0] for part in parts)
+
+        def both(name: str, fill: bool | int) -> Tensor | None:
+            sides = [(side._tensors().get(name), side.length) for side in (self, later)]
+            known = [part for part, _ in sides if part is not None]
+            if not known:
+                return None
+            return torch.cat(
+                [
+                    known[0].new_full((b, length), fill) if part is None else part.expand(b, -1)
+                    for part, length in sides
+                ],
+                dim=1,
+            )
+
+        return Side(
+            places=torch.cat([self.places.expand(b, -1), later.places.expand(b, -1)], dim=1),
+            positions=torch.cat([side.positions.expand(b, *side.positions.shape[1:]) for side in (self, later)], dim=1),
+            keep=both("keep", True),
+            documents=both("documents", 0),
+            flags=both("flags", False),
+            without=both("without", False),
+            arithmetic=self.arithmetic and later.arithmetic,
+        )
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Side":
+        return replace(self, **{name: function(part) for name, part in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("places", "positions", "keep", "documents", "flags", "without")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
+
+
+def side(
+    length: int,
+    device: torch.device,
+    *,
+    start: Int[Tensor, "b 1"] | int = 0,
+    keep: Bool[Tensor, "b t"] | None = None,
+    positions: Int[Tensor, "#b t *a"] | None = None,
+    documents: Int[Tensor, "b t"] | None = None,
+    flags: Bool[Tensor, "b t"] | None = None,
+    without: Bool[Tensor, "b t"] | None = None,
+) -> Side:
+    """The side of `length` tokens, places counted from `start`, positions (where not given) equal to places."""
+    if keep is None:
+        places = start + torch.arange(length, device=device)[None]
+    else:
+        places = start + keep.cumsum(dim=1) - keep.to(torch.int64)
+    arithmetic = positions is None and documents is None
+    return Side(places, places if positions is None else positions, keep, documents, flags, without, arithmetic)
+
+
+def restart(tokens: Side, new: int) -> Side:
+    """The last `new` tokens of a side with their positions counted from 0 again in each document."""
+    last = tokens.part(tokens.length - new, tokens.length)
+    if tokens.documents is None:
+        return last
+    documents, index = tokens.documents.unique(return_inverse=True)
+    places = tokens.places.expand(tokens.documents.shape)
+    real = (
+        places
+        if tokens.keep is None
+        else torch.where(tokens.keep, places, tokens.length + int(places.max()) if tokens.length else 0)
+    )
+    first = places.new_full((places.shape[0], len(documents)), torch.iinfo(places.dtype).max)
+    first = first.scatter_reduce(1, index, real, "amin").gather(1, index[:, tokens.length - new :])
+    return replace(last, positions=(last.places - first).clamp(min=0))
+
+
+def newest(
+    name: str, given: Shaped[Tensor, "b t"] | None, b: int, n: int, cache: "LayerCache | None"
+) -> Shaped[Tensor, "b n"] | None:
+    """The part for the last `n` tokens of what was given for all tokens so far.
+
+    Args:
+        name: what the argument is called, for the message.
+
+    Raises:
+        ValueError: its shape is not that of all tokens so far.
+    """
+    if given is None:
+        return None
+    total = n + (0 if cache is None else cache.seen)
+    if given.shape != (b, total):
+        so_far = "" if cache is None or not cache.seen else f" ({cache.seen} tokens in the cache and {n} new)"
+        raise ValueError(f"{name}: expected shape [{b}, {total}]{so_far}, got {list(given.shape)}")
+    return given[:, total - n :]
+
+
+def sides(
+    n: int, device: torch.device, parts: Mapping[str, Tensor | None], cache: "LayerCache | None"
+) -> tuple[Side, Side]:
+    """The sides of `n` new tokens and of all tokens so far, which the cache then remembers.
+
+    Places continue from the cache; positions that are not given are places, from 0 again in each document.
+
+    Args:
+        parts: the named tensors of `side`, for the new tokens.
+    """
+    start = 0 if cache is None or cache.count is None else cache.count
+    queries = side(n, device, start=start, **parts)
+    keys = queries if cache is None else cache.remember(queries)
+    if queries.documents is None or parts["positions"] is not None:
+        return queries, keys
+    queries = restart(keys, n)
+    if cache is None:
+        return queries, queries
+    past = keys.length - n
+    cache.side = replace(keys, positions=torch.cat([keys.positions[:, :past], queries.positions], dim=1))
+    return queries, cache.side
+
+
+@dataclass(frozen=True)
+class Context:
+    """The frozen facts of one forward.
+
+    Args:
+        causal: whether a query may look at keys of its own or an earlier place only.
+        queries: the side of the queries.  keys: the side of the keys, remembered tokens included.
+        tokens: token ids of the queries, for encodings that read them.
+        x: what keys and values are made of: the mixer's input, or the source.
+        pattern: which pairs may meet; None: all (that causality leaves).
+        mask: pairs of the user's own, True where they may meet.  bias: a term of the user's own on the scaled logits.
+        encoding: the position encoding, bound.
+        dropout: probability of dropping a weight now (0 in eval).
+        softcap: bound c of `c * tanh(logits / c)`, or None.
+        cache: the layer's cache.
+        layer: index of the layer.
+    """
+
+    causal: bool
+    queries: Side
+    keys: Side
+    tokens: Int[Tensor, "b n"] | None = None
+    x: Float[Tensor, "b m c"] | None = None
+    pattern: AllowsPairs | None = None
+    mask: Bool[Tensor, "#b #h n m"] | None = None
+    bias: Float[Tensor, "#b #h n m"] | None = None
+    encoding: Encoding = field(default_factory=Encoding)
+    dropout: float = 0.0
+    softcap: float | None = None
+    cache: "LayerCache | None" = None
+    layer: int = 0
+
+    @property
+    def restricted(self) -> bool:
+        """Whether anything but causality keeps a pair apart."""
+        facts = (self.pattern, self.mask, self.keys.keep, self.keys.documents)
+        return any(fact is not None for fact in facts)
+
+    @property
+    def plainly_causal(self) -> bool:
+        """Whether the pairs are exactly the lower triangle of a square."""
+        return self.causal and not self.restricted and self.queries.length == self.keys.length
+
+
+class LayerCache:
+    """What one layer remembers between calls.
+
+    `side` holds the facts of the remembered tokens, `slots` tensors with one entry a remembered token (`[b slots ...]`: keys,
+    values), `state` tensors of a fixed size (`[b ...]`: running sums, hidden states, the tail of a convolution), `count` the
+    number of real tokens of each row so far. `seen` counts the tokens ever given, padding included, remembered or not.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._empty()
+
+    def _empty(self) -> None:
+        self.seen = 0
+        self.count: Tensor | None = None  # Int[b 1]
+        self.side: Side | None = None
+        self.slots: dict[str, Tensor] = {}
+        self.state: dict[str, Tensor] = {}
+
+    def extend(self, name: str, new: Tensor) -> Tensor:
+        """Append `new[b n ...]` to the slots called `name` and return all of them."""
+        old = self.slots.get(name)
+        self.slots[name] = new if old is None else torch.cat([old, new], dim=1)
+        return self.slots[name]
+
+    def remember(self, new: Side) -> Side:
+        """Append the facts of new tokens and return those of all remembered ones."""
+        self.seen += new.length
+        added = new.length if new.keep is None else new.keep.sum(dim=1, keepdim=True)
+        self.count = (
+            (0 if self.count is None else self.count)
+            + torch.zeros_like(new.places[:, :1]).expand(self.batch_size, 1)
+            + added
+        )
+        self.side = new if self.side is None else self.side.join(new)
+        return self.side
+
+    def forget(self, horizon: int | None) -> None:
+        """Drop the slots that no later query can see: those more than `horizon` places before the next token of their row."""
+        if horizon is None or self.side is None or self.count is None or self.side.documents is not None:
+            return
+        useful = self.side.places >= self.count - horizon
+        if self.side.keep is not None:
+            useful = useful & self.side.keep
+        useful = useful.any(dim=0)
+        first = int(useful.to(torch.uint8).argmax()) if bool(useful.any()) else self.side.length
+        self.side = self.side.part(first, self.side.length)
+        self.slots = {name: tensor[:, first:] for name, tensor in self.slots.items()}
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens only, to go back to an earlier point.
+
+        Raises:
+            ValueError: `length` is not between 0 and the tokens seen; tokens have been forgotten; or the layer keeps a running
+                state, which cannot go back (copy the cache before the point of return instead).
+        """
+        if not 0 <= length <= self.seen:
+            raise ValueError(f"crop: expected a length from 0 to the {self.seen} tokens seen, got {length}")
+        if length == self.seen:
+            return
+        if length == 0 or self.side is None:
+            self._empty()
+            return
+        if self.state:
+            raise ValueError(
+                f"crop: a running state ({', '.join(sorted(self.state))}) cannot go back to {length} tokens; "
+                "copy() the cache at that point and continue from the copy"
+            )
+        if self.side.length < self.seen:
+            raise ValueError(
+                f"crop: only the last {self.side.length} of {self.seen} tokens are remembered; copy() the cache instead"
+            )
+        kept, slots = self.side.part(0, length), {name: tensor[:, :length] for name, tensor in self.slots.items()}
+        self._empty()
+        self.remember(kept)
+        self.slots = slots
+
+    def share(self) -> "LayerCache":
+        """A second cache over the same tensors, at no cost: extending one leaves the other as it was."""
+        return self._map(lambda tensor: tensor, lambda side: side)
+
+    def copy(self) -> "LayerCache":
+        """An independent cache with the same content."""
+        return self._map(Tensor.clone, lambda side: side)
+
+    def select(self, rows: Int[Tensor, "r"]) -> "LayerCache":
+        """The given rows of the batch, in that order, repeats allowed (for beams)."""
+        selected = self._map(lambda tensor: tensor[rows], lambda side: side.rows(rows))
+        selected.batch_size = len(rows)
+        return selected
+
+    def detach(self) -> "LayerCache":
+        """The same content cut off from the graph (for training segment by segment)."""
+        return self._map(Tensor.detach, lambda side: side)
+
+    def _map(self, function: Callable[[Tensor], Tensor], facts: Callable[[Side], Side]) -> "LayerCache":
+        other = LayerCache(self.batch_size)
+        other.seen = self.seen
+        other.count = None if self.count is None else function(self.count)
+        other.side = None if self.side is None else facts(self.side)
+        other.slots = {name: function(tensor) for name, tensor in self.slots.items()}
+        other.state = {name: function(tensor) for name, tensor in self.state.items()}
+        return other

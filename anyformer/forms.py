@@ -1,0 +1,131 @@
+"""The forms in which a position encoding can reach an attention, and the one place where a pair is judged.
+
+A position encoding consists of terms (Shaw's has two: one on the keys, one on the values). For each term it offers equivalent
+forms; an attention lists the forms it can use, best first. `judge` takes, for each term, the first form they share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, Protocol
+
+from anyformer.errors import IncompatibleError
+from anyformer.site import Site
+
+
+class Form(Enum):
+    """How positions enter. Each value says where in the equation, each but EMBED is one method of a Position."""
+
+    EMBED = "changes the token vectors before the first layer"
+    ROTATE = "maps each query and each key by its own position"
+    TURN = "maps each value by its own position, and each output back"
+    BIAS = "adds b[h](pos_q, pos_k) to the scaled logits"
+    TOEPLITZ = "adds t[h, pos_k - pos_q] to the scaled logits, given as a table over offsets"
+    DECAY = "multiplies weights by exp(-rate[h] * distance), as a running state that fades"
+    SCORE = "adds a term of query, key and both positions to the scaled logits"
+    TABLE = "adds q_i . table[bucket(pos_k - pos_q)] to the scaled logits, gathered from a table per query"
+    AUGMENT = "appends columns to queries and keys whose product is the term"
+    ROW = "adds a term that needs every key between query and key"
+    PRODUCT = "replaces the product of query and key"
+    VALUE = "adds to the output a sum over the attention weights and both positions"
+
+
+class ReadsForms(Protocol):
+    """What `judge` needs to know of an attention or a mixer."""
+
+    name: str
+    forms: tuple[Form, ...]
+    """Forms it can use, best first."""
+    absolute: frozenset[Form]
+    """Forms it can use, but that then lose the relative law."""
+    later: Mapping[Form, str]
+    """Forms that it could use exactly and does not yet, with the way it would be done."""
+    refusal: str
+    """Why it can use no other form, and what to use instead."""
+    causal: bool
+    cross: bool
+    causal_refusal: str
+    """Why it cannot be causal, and what to use instead; empty where it can."""
+
+
+class OffersForms(Protocol):
+    """What `judge` needs to know of a position encoding."""
+
+    name: str
+    forms: tuple[tuple[Form, ...], ...]
+    """One entry a term: the equivalent forms of that term."""
+    causal_only: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a pair composes, and how.
+
+    Args:
+        kind: `ok`; `abs`, it runs but is no longer relative; `not yet`, an exact form exists and is not written;
+            `refused`, it cannot be.
+        reason: one sentence a person can act on; empty for `ok`.
+        forms: the form chosen for each term.
+    """
+
+    kind: Literal["ok", "abs", "not yet", "refused"]
+    reason: str = ""
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        return self.kind in ("ok", "abs")
+
+    @property
+    def cell(self) -> str:
+        """The entry of the composition matrix."""
+        return self.kind if self.kind != "not yet" else f"not yet: {self.forms[0].name.lower()}"
+
+
+def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
+    """Whether `attention` and `position` compose at `site`. Never raises; see `check`."""
+    if site.causal and not attention.causal:
+        return Verdict("refused", f"{attention.name} cannot be causal: {attention.causal_refusal}")
+    if position.causal_only and not site.causal:
+        return Verdict(
+            "refused",
+            f"{position.name} is defined for causal attention only, and this site is bidirectional; "
+            "use causal=True, or an encoding for both directions such as alibi, t5 or rope",
+        )
+    chosen: list[Form] = []
+    later: list[Form] = []
+    for offered in position.forms:
+        usable = next((form for form in attention.forms if form in offered), None)
+        if usable is not None:
+            chosen.append(usable)
+            continue
+        future = next((form for form in attention.later if form in offered), None)
+        if future is None:
+            names = " or ".join(form.name.lower() for form in offered)
+            return Verdict("refused", f"{attention.name} cannot use {position.name} ({names}): {attention.refusal}")
+        later.append(future)
+    if later:
+        how = "; ".join(f"{form.name.lower()} ({attention.later[form]})" for form in later)
+        return Verdict(
+            "not yet", f"{attention.name} x {position.name} has an exact form that is not written: {how}", (*later,)
+        )
+    if any(form in attention.absolute for form in chosen):
+        return Verdict(
+            "abs",
+            f"{attention.name} runs with {position.name}, but mixes the keys before they are compared, "
+            "so the result is not a function of offsets",
+            (*chosen,),
+        )
+    return Verdict("ok", "", (*chosen,))
+
+
+def check(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
+    """`judge`, raising where the pair cannot run.
+
+    Raises:
+        IncompatibleError: the pair is refused, or its exact form is not written yet.
+    """
+    verdict = judge(attention, position, site)
+    if not verdict.runs:
+        raise IncompatibleError(verdict.reason if verdict.kind == "refused" else f"not yet: {verdict.reason}")
+    return verdict

@@ -1,0 +1,48 @@
+"""What starting costs, and that the command line's options are a decision."""
+
+import subprocess
+import sys
+
+import typer
+
+from anyformer.cli.main import app
+
+
+def _fresh(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_help_and_names_do_not_import_torch() -> None:
+    code = """
+import sys
+import anyformer
+from anyformer.cli.main import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+anyformer.registry if False else None
+import anyformer.registry as registry
+registry.names("position")
+print("torch" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "False"
+    assert "compare" in done.stdout
+
+
+def test_every_public_name_resolves() -> None:
+    code = "import anyformer; print(all(getattr(anyformer, name) is not None for name in anyformer.__all__))"
+    assert _fresh(code).strip() == "True"
+
+
+def test_options_are_frozen() -> None:
+    command = typer.main.get_command(app)
+    found = {
+        name: sorted(option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts))
+        for name, verb in command.commands.items()
+    }
+    assert found == OPTIONS
+
+
+OPTIONS = {}

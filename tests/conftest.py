@@ -1,0 +1,31 @@
+"""Every test runs on one thread, with shapes and types checked at run time.
+
+Tests marked `plain` (compiling, exporting, messages about wrong types) run in a second process without those checks:
+`ANYFORMER_PLAIN=1 pytest`.
+"""
+
+import os
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+PLAIN = os.environ.get("ANYFORMER_PLAIN") == "1"
+
+if not PLAIN:
+    from jaxtyping import install_import_hook
+
+    install_import_hook("anyformer", "beartype.beartype")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = [item for item in items if bool(item.get_closest_marker("plain")) == PLAIN]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
