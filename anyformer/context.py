@@ -6,7 +6,7 @@ Position: what encodings read. By default the place, from 0 again in each docume
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,6 +17,7 @@ from anyformer.forms import Form
 Pair = tuple[Tensor, Tensor]
 
 
+@runtime_checkable
 class AllowsPairs(Protocol):
     """What a Context needs of a Pattern."""
 
@@ -30,7 +31,7 @@ class Encoding:
     Args:
         forms: the chosen forms; an attention asks `has`.
         scale: factor on the product of query and key; None leaves it to the attention (head_dim ** -0.5).
-        rotate: `(q, k) -> (q, k)`, the transform of ROTATE.
+        rotate: `(q, k) -> (q, k)`, the transform of ROTATE or of AUGMENT, which widens both.
         turn: `v -> v` and `turn_back`: `out -> out`, the transform of TURN.
         logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the BIAS, TOEPLITZ and SCORE terms, to be added to the
             scaled logits.
@@ -38,6 +39,8 @@ class Encoding:
         offsets: `(low, high) -> [h r]`, the TOEPLITZ table for offsets low..high of key minus query, both included; only
             where positions are places (`arithmetic`).
         arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
+        learned: whether `logits` may need a gradient of its own. The fused kernel has none for a bias, and choosing by the
+            gradient mode would give other bits in inference than in training.
     """
 
     forms: frozenset[Form] = frozenset()
@@ -49,6 +52,7 @@ class Encoding:
     values: Callable[[Tensor], Tensor] | None = None
     offsets: Callable[[int, int], Tensor] | None = None
     arithmetic: bool = True
+    learned: bool = False
 
     def has(self, form: Form) -> bool:
         return form in self.forms
@@ -80,6 +84,11 @@ class Side:
     def length(self) -> int:
         return self.places.shape[1]
 
+    @property
+    def batch(self) -> int:
+        """Rows that may differ; 1 where all are alike."""
+        return max(part.shape[0] for part in self._tensors().values())
+
     def part(self, start: int, stop: int) -> "Side":
         """The tokens of slots start..stop-1."""
         return self._map(lambda tensor: tensor[:, start:stop])
@@ -88,10 +97,13 @@ class Side:
         """The given rows of the batch."""
         return self._map(lambda tensor: tensor if tensor.shape[0] == 1 else tensor[rows])
 
+    def take(self, order: Int[Tensor, "b s"]) -> "Side":
+        """The tokens of each row in the given order of slots."""
+        return self._map(lambda tensor: take(tensor, order))
+
     def join(self, later: "Side") -> "Side":
         """These tokens followed by later ones."""
-        parts = [part for side in (self, later) for part in side._tensors().values()]
-        b = max(part.shape[0] for part in parts)
+        b = max(self.batch, later.batch)
 
         def both(name: str, fill: bool | int) -> Tensor | None:
             sides = [(side._tensors().get(name), side.length) for side in (self, later)]
@@ -122,6 +134,12 @@ class Side:
     def _tensors(self) -> dict[str, Tensor]:
         names = ("places", "positions", "keep", "documents", "flags", "without")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
+
+
+def take(x: Shaped[Tensor, "#b t *rest"], slots: Int[Tensor, "b s"]) -> Shaped[Tensor, "b s *rest"]:
+    """The tokens of the given slots of each row."""
+    x = x.expand(slots.shape[0], *x.shape[1:])
+    return x.gather(1, slots.reshape(*slots.shape, *(1,) * (x.dim() - 2)).expand(*slots.shape, *x.shape[2:]))
 
 
 def side(
@@ -182,25 +200,30 @@ def newest(
 
 
 def sides(
-    n: int, device: torch.device, parts: Mapping[str, Tensor | None], cache: "LayerCache | None"
+    n: int,
+    device: torch.device,
+    parts: Mapping[str, Tensor | None],
+    cache: "LayerCache | None",
+    keep: Bool[Tensor, "b n"] | None,
 ) -> tuple[Side, Side]:
     """The sides of `n` new tokens and of all tokens so far, which the cache then remembers.
 
     Places continue from the cache; positions that are not given are places, from 0 again in each document.
 
     Args:
-        parts: the named tensors of `side`, for the new tokens.
+        parts: the named tensors of `side`, for the new tokens in the order of their slots.
+        keep: which of the new tokens are real, in the order they came.
     """
     start = 0 if cache is None or cache.count is None else cache.count
     queries = side(n, device, start=start, **parts)
-    keys = queries if cache is None else cache.remember(queries)
+    keys = queries if cache is None else cache.remember(queries, keep)
     if queries.documents is None or parts["positions"] is not None:
         return queries, keys
     queries = restart(keys, n)
     if cache is None:
         return queries, queries
-    past = keys.length - n
-    cache.side = replace(keys, positions=torch.cat([keys.positions[:, :past], queries.positions], dim=1))
+    earlier = keys.positions[:, : keys.length - n].expand(len(queries.positions), -1)
+    cache.side = replace(keys, positions=torch.cat([earlier, queries.positions], dim=1))
     return queries, cache.side
 
 
@@ -253,7 +276,8 @@ class LayerCache:
 
     `side` holds the facts of the remembered tokens, `slots` tensors with one entry a remembered token (`[b slots ...]`: keys,
     values), `state` tensors of a fixed size (`[b ...]`: running sums, hidden states, the tail of a convolution), `count` the
-    number of real tokens of each row so far. `seen` counts the tokens ever given, padding included, remembered or not.
+    number of real tokens of each row so far. `seen` counts the tokens ever given, padding included, remembered or not; `given`
+    says which of them were real, in the order they came (None: all), for slots may hold them in another.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -263,6 +287,7 @@ class LayerCache:
     def _empty(self) -> None:
         self.seen = 0
         self.count: Tensor | None = None  # Int[b 1]
+        self.given: Tensor | None = None  # Bool[b seen]
         self.side: Side | None = None
         self.slots: dict[str, Tensor] = {}
         self.state: dict[str, Tensor] = {}
@@ -273,15 +298,21 @@ class LayerCache:
         self.slots[name] = new if old is None else torch.cat([old, new], dim=1)
         return self.slots[name]
 
-    def remember(self, new: Side) -> Side:
-        """Append the facts of new tokens and return those of all remembered ones."""
+    def remember(self, new: Side, keep: Bool[Tensor, "b n"] | None = None) -> Side:
+        """Append the facts of new tokens and return those of all remembered ones.
+
+        Args:
+            keep: which of the new tokens are real, in the order they came, which need not be that of `new`; None: all.
+        """
+        if keep is not None or self.given is not None:
+            shape = (self.batch_size, self.seen), (self.batch_size, new.length)
+            past, added = (torch.ones(each, dtype=torch.bool, device=new.places.device) for each in shape)
+            parts = past if self.given is None else self.given, added if keep is None else keep
+            self.given = torch.cat(parts, dim=1)
         self.seen += new.length
         added = new.length if new.keep is None else new.keep.sum(dim=1, keepdim=True)
-        self.count = (
-            (0 if self.count is None else self.count)
-            + torch.zeros_like(new.places[:, :1]).expand(self.batch_size, 1)
-            + added
-        )
+        before = new.places.new_zeros(self.batch_size, 1) if self.count is None else self.count
+        self.count = before + added
         self.side = new if self.side is None else self.side.join(new)
         return self.side
 
@@ -320,9 +351,18 @@ class LayerCache:
             raise ValueError(
                 f"crop: only the last {self.side.length} of {self.seen} tokens are remembered; copy() the cache instead"
             )
-        kept, slots = self.side.part(0, length), {name: tensor[:, :length] for name, tensor in self.slots.items()}
+        if self.given is None:
+            kept, keep = self.side.part(0, length), None
+            slots = {name: tensor[:, :length] for name, tensor in self.slots.items()}
+        else:  # the tokens that stay are the first real ones of each row, wherever their slots are
+            keep = self.given[:, :length]
+            stays = self.side.places < keep.sum(dim=1, keepdim=True)
+            stays = stays if self.side.keep is None else stays & self.side.keep
+            order = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, :length]
+            kept = replace(self.side, keep=stays).take(order)
+            slots = {name: take(tensor, order) for name, tensor in self.slots.items()}
         self._empty()
-        self.remember(kept)
+        self.remember(kept, keep)
         self.slots = slots
 
     def share(self) -> "LayerCache":
@@ -347,6 +387,7 @@ class LayerCache:
         other = LayerCache(self.batch_size)
         other.seen = self.seen
         other.count = None if self.count is None else function(self.count)
+        other.given = None if self.given is None else function(self.given)
         other.side = None if self.side is None else facts(self.side)
         other.slots = {name: function(tensor) for name, tensor in self.slots.items()}
         other.state = {name: function(tensor) for name, tensor in self.state.items()}

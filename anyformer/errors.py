@@ -11,3 +11,7 @@ class IncompatibleError(ValueError):
 
 class TaskError(ValueError):
     """A task cannot be made from the data or knobs it was given."""
+
+
+class StoreError(ValueError):
+    """A run folder cannot be used: it is missing, is no run, cannot be written to, or holds other data."""

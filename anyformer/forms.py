@@ -7,7 +7,7 @@ forms; an attention lists the forms it can use, best first. `judge` takes, for e
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from anyformer.errors import IncompatibleError
 from anyformer.site import Site
@@ -30,6 +30,7 @@ class Form(Enum):
     VALUE = "adds to the output a sum over the attention weights and both positions"
 
 
+@runtime_checkable
 class ReadsForms(Protocol):
     """What `judge` needs to know of an attention or a mixer."""
 
@@ -48,6 +49,7 @@ class ReadsForms(Protocol):
     """Why it cannot be causal, and what to use instead; empty where it can."""
 
 
+@runtime_checkable
 class OffersForms(Protocol):
     """What `judge` needs to know of a position encoding."""
 

@@ -57,7 +57,9 @@ class Site:
         if not _whole(seed):
             faults.append(f"expected seed to be a whole number, got {seed!r}")
         if not faults and head_dim is None and dim % heads:
-            faults.append(f"dim={dim} is not a multiple of heads={heads}; choose heads that divide it, or give head_dim")
+            faults.append(
+                f"dim={dim} is not a multiple of heads={heads}; choose heads that divide it, or give head_dim"
+            )
         if not faults and kv_heads is not None and heads % kv_heads:
             faults.append(f"kv_heads={kv_heads} must divide heads={heads}")
         if faults:

@@ -1,0 +1,69 @@
+"""The base of every attention: how pairs mix."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.errors import IncompatibleError
+from anyformer.forms import Form
+from anyformer.site import Site
+
+
+class Attention(nn.Module):
+    """How queries, keys and values become outputs.
+
+    A subclass is one file `attention/<name>.py` with one class. It sets `name`, `summary`, `paper`, `family` and the declarations
+    below, takes `(self, site, *, knobs...)`, calls `super().__init__(site)` and writes `forward`.
+    """
+
+    kind: ClassVar[str] = "attention"
+    name: str
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    family: ClassVar[tuple[str, ...]]
+    """Trunk to twig: ("human-made pattern" | "clustering" | "learned pattern" | "fewer keys" | "order of the product" | ..., ...)."""
+
+    forms: tuple[Form, ...]
+    """Forms of position it can use, best first."""
+    absolute: frozenset[Form] = frozenset()
+    """Forms it can use that then lose the relative law."""
+    later: Mapping[Form, str] = {}
+    """Exact forms not written yet, each with the way it would be done."""
+    refusal: str = ""
+    """Why it can use no other form, and what to use instead."""
+    causal: bool = True
+    causal_refusal: str = ""
+    """Why it cannot be causal, and what to use instead."""
+    cross: bool = True
+    """Whether queries and keys may come from different sequences."""
+    documents: bool = True
+    """Whether several documents may share a row."""
+    takes_pattern: ClassVar[bool] = False
+    """Whether it honours a Pattern."""
+    takes_flags: bool = False
+    """Whether it reads global_mask."""
+    decodes: ClassVar[Literal["cache", "state"] | None] = None
+    """What it needs to continue a sequence: all keys and values, a state of fixed size, or it cannot."""
+    rotates: ClassVar[Literal["before", "self"]] = "before"
+    """Who applies ROTATE: the caller before forward, or forward itself through context.encoding.rotate."""
+    ordered: bool = False
+    """Whether it indexes slots, so that slots must be places: the mixer then moves real tokens to the left."""
+    weights: ClassVar[bool] = True
+    """Whether it has explicit weights to drop out; if not, its output is dropped out instead."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        if site.causal and not self.causal:
+            raise IncompatibleError(f"{self.name} cannot be causal: {self.causal_refusal}")
+        self.site = site
+        self.horizon: int | None = None
+        """How many places back a key can still be seen; None: for ever. A cache drops the rest."""
+
+    def forward(
+        self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
+    ) -> Float[Tensor, "b h n v"]:
+        """Outputs of the queries. A query that may look nowhere gives exactly 0."""
+        raise NotImplementedError

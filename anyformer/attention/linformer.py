@@ -1,0 +1,90 @@
+"""Linformer: keys and values are compressed along the length to a fixed number of slots.
+
+Paper: Wang et al. 2020, 2006.04768.
+Equation: K' = E^T K, V' = F^T V, out = softmax(scale * q K'^T) V'; E and F are [max_length rank], and m keys use the
+first m rows.
+Cost: 2 m rank d + 2 n rank d multiply-adds a head; 2 max_length rank weights a projection pair.
+Deviation: none in the equation; only projections learned per layer are offered, not one shared by all layers.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from anyformer.attention.base import Attention
+from anyformer.context import Context
+from anyformer.errors import SpecError
+from anyformer.forms import Form
+from anyformer.ops import softmax as ops
+from anyformer.site import Site
+from anyformer.typing import Size
+
+
+class Linformer(Attention):
+    """Each query reads `rank` learned mixtures of the keys instead of the keys.
+
+    The mixtures index slots, so tokens know their place even without an encoding. A sample without real keys gives 0.
+
+    Args:
+        rank: number of mixtures that keys and values are compressed to.
+        sharing: "none": E and F for each key head; "heads": one E and one F for all of them; "kv": one E = F for all.
+
+    Raises:
+        IncompatibleError: the site is causal.
+    """
+
+    name = "linformer"
+    summary = "keys and values are compressed along the length to a fixed number of learned mixtures"
+    paper = "Wang et al. 2020, 2006.04768"
+    family = ("fewer keys", "linformer")
+    forms = (Form.ROTATE, Form.AUGMENT, Form.EMBED)
+    absolute = frozenset({Form.ROTATE, Form.AUGMENT})
+    refusal = (
+        "it compresses the key axis, so no score belongs to one pair of query and key and there is nothing to bias; "
+        "use an encoding added at the embedding, such as sinusoidal or learned; rope runs too, but mixed"
+    )
+    causal = False
+    causal_refusal = (
+        "each of its mixtures holds every place, the future too; use linear, local(128) or softmax for causal models"
+    )
+    documents = False
+    ordered = True
+
+    def __init__(self, site: Site, *, rank: Size = 64, sharing: Literal["none", "heads", "kv"] = "none") -> None:
+        super().__init__(site)
+        shape = (site.kv_heads, site.max_length, rank) if sharing == "none" else (site.max_length, rank)
+        self.key_mix = nn.Parameter(torch.empty(shape))
+        self.value_mix = None if sharing == "kv" else nn.Parameter(torch.empty(shape))
+        for mix in self.parameters():
+            nn.init.normal_(mix, std=rank**-0.5)
+
+    def forward(
+        self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
+    ) -> Float[Tensor, "b h n v"]:
+        """Outputs of the queries; see the module's equation.
+
+        Raises:
+            SpecError: more keys than `max_length`.
+        """
+        if (m := k.shape[2]) > self.site.max_length:
+            raise SpecError(
+                f"{self.name} was built for at most {self.site.max_length} tokens, got {m}; "
+                f"build with max_length={m} or shorten the input"
+            )
+        if (keep := context.keys.keep) is not None:
+            k, v = (torch.where(keep[:, None, :, None], part, torch.zeros_like(part)) for part in (k, v))
+        return ops.fused(
+            q,
+            compress(k, self.key_mix),
+            compress(v, self.key_mix if self.value_mix is None else self.value_mix),
+            scale=q.shape[-1] ** -0.5 if context.encoding.scale is None else context.encoding.scale,
+            dropout=context.dropout,
+        )
+
+
+def compress(x: Float[Tensor, "b k m d"], mix: Float[Tensor, "*k most r"]) -> Float[Tensor, "b k r d"]:
+    """The mixtures sum_j mix[j, r] x_j, with one mix for all heads or one a head; hidden tokens of x must be 0."""
+    heads = "k" if mix.dim() == 3 else ""
+    return torch.einsum(f"bkmd,{heads}mr->bkrd", x, mix[..., : x.shape[2], :])

@@ -1,0 +1,141 @@
+"""Softmax attention over any pattern.
+
+Paper: Vaswani et al. 2017, 1706.03762; the patterns name their own.
+Equation: out_i = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the pairs (i, j) that pattern, causality, padding and documents allow.
+Cost: 4 n m d multiply-adds a head on the dense path.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from anyformer.attention.base import Attention
+from anyformer.context import Context
+from anyformer.forms import Form
+from anyformer.ops import softmax as ops
+from anyformer.pattern.base import Pattern
+from anyformer.pattern.pairs import pairs
+from anyformer.site import Site
+
+
+class Softmax(Attention):
+    """Each query averages the values of the keys it may meet, weighted by the exponential of its product with them.
+
+    Args:
+        pattern: which pairs may meet, for example `Local(128) | Global([0])`; None: all.
+        softcap: bound c of the logits, `c * tanh(logits / c)`; None: no bound.
+    """
+
+    name = "softmax"
+    summary = "every query reads every key that the pattern allows, weighted by softmax"
+    paper = "Vaswani et al. 2017, 1706.03762"
+    family = ("full",)
+    forms = (Form.ROTATE, Form.TURN, Form.TOEPLITZ, Form.BIAS, Form.SCORE, Form.VALUE, Form.EMBED)
+    refusal = "it reads every pair, yet this form has no reader; use an encoding that embeds, rotates, biases or scores"
+    takes_pattern = True
+    decodes = "cache"
+
+    def __init__(self, site: Site, *, pattern: Pattern | None = None, softcap: float | None = None) -> None:
+        super().__init__(site)
+        self.pattern = pattern
+        self.softcap = softcap
+        self.ordered = pattern is not None
+        self.takes_flags = pattern is not None
+        self.horizon = None if pattern is None else pattern.horizon()
+
+    def forward(
+        self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
+    ) -> Float[Tensor, "b h n v"]:
+        """Outputs of the queries; see the module's equation."""
+        facts = replace(
+            context,
+            pattern=context.pattern if context.pattern is not None else self.pattern,
+            softcap=context.softcap if context.softcap is not None else self.softcap,
+        )
+        return attend(q, k, v, facts)
+
+
+def attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b k m d"],
+    v: Float[Tensor, "b k m v"],
+    context: Context,
+    scale: float | None = None,
+) -> Float[Tensor, "b h n v"]:
+    """Softmax attention under the facts of `context`, through the fused kernel where it can be used.
+
+    Args:
+        scale: factor on q . k; None: the encoding's, or d ** -0.5.
+    """
+    encoding = context.encoding
+    if not needs_weights(context):
+        k, v = _clean(k, context), _clean(v, context)
+        turned = v if encoding.turn is None else encoding.turn(v)
+        out = ops.fused(
+            q,
+            k,
+            turned,
+            allowed=None if context.plainly_causal else pairs(context, q.shape[1]),
+            bias=_bias(q, k, context),
+            lower_triangle=context.plainly_causal,
+            scale=_scale(q, context, scale),
+            dropout=context.dropout,
+        )
+        return out if encoding.turn_back is None else encoding.turn_back(out)
+    return attend_with_lse(q, k, v, context, scale)[0]
+
+
+def attend_with_lse(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b k m d"],
+    v: Float[Tensor, "b k m v"],
+    context: Context,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
+    """The dense reference under the facts of `context`, with the log-sum-exp of every row."""
+    encoding = context.encoding
+    k, v = _clean(k, context), _clean(v, context)
+    out, lse = ops.dense(
+        q,
+        k,
+        v if encoding.turn is None else encoding.turn(v),
+        allowed=pairs(context, q.shape[1]),
+        bias=_bias(q, k, context),
+        scale=_scale(q, context, scale),
+        softcap=context.softcap,
+        dropout=context.dropout,
+        values=encoding.values,
+    )
+    return (out if encoding.turn_back is None else encoding.turn_back(out)), lse
+
+
+def needs_weights(context: Context) -> bool:
+    """Whether only the written-out softmax will do: logits are capped or have a learned term, or the output has a term over
+    the weights."""
+    encoding = context.encoding
+    learned = encoding.logits is not None and encoding.learned
+    return context.softcap is not None or encoding.values is not None or learned
+
+
+def _scale(q: Tensor, context: Context, scale: float | None) -> float:
+    if scale is not None:
+        return scale
+    return q.shape[-1] ** -0.5 if context.encoding.scale is None else context.encoding.scale
+
+
+def _bias(q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+    if context.encoding.logits is None:
+        return context.bias
+    term = context.encoding.logits(q, ops.repeat_heads(k, q.shape[1]))
+    return term if context.bias is None else term + context.bias
+
+
+def _clean(x: Tensor, context: Context) -> Tensor:
+    """Keys and values of padding as zeros: 0 times NaN would reach the output."""
+    return (
+        x
+        if context.keys.keep is None
+        else torch.where(context.keys.keep[:, None, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+    )

@@ -1,0 +1,222 @@
+"""The base of every mixer: whatever lets the tokens of a sequence reach each other."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyformer.context import Context, Encoding, LayerCache, Side, newest, side, sides, take
+from anyformer.errors import IncompatibleError, SpecError
+from anyformer.forms import Form
+from anyformer.site import Site
+
+
+class Mixer(nn.Module):
+    """Maps a sequence to a sequence of the same length, mixing its tokens.
+
+    A subclass is one file `mixer/<name>.py` with one class (`MultiHead` is the mixer that adapts an Attention). It sets `name`,
+    `summary`, `paper`, `family` and the declarations below, takes `(self, site, *, knobs...)` and writes `mix`. A constructor that
+    also declares `position` (an encoding that it binds itself), `bias`, `qk_norm` or `dropout` gets those of its layer.
+    `forward` is final: it checks what comes with the call, derives places and positions, moves real tokens to the left where slots
+    matter, and zeroes padding before and after.
+    """
+
+    kind: ClassVar[str] = "mixer"
+    name: str
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    family: ClassVar[tuple[str, ...]]
+
+    forms: tuple[Form, ...] = (Form.EMBED,)
+    absolute: frozenset[Form] = frozenset()
+    later: Mapping[Form, str] = {}
+    refusal: str = (
+        "it has no queries and keys to compare; use an encoding added at the embedding, such as sinusoidal or learned"
+    )
+    causal: bool = False
+    causal_refusal: str = ""
+    cross: bool = False
+    documents: bool = False
+    takes_flags: bool = False
+    takes_mask: bool = True
+    """Whether it can leave padding out."""
+    mask_refusal: str = ""
+    """Why it cannot, and what to use instead."""
+    decodes: Literal["cache", "state"] | None = None
+    ordered: bool = False
+    """Whether slots must be places."""
+    feed_forward: ClassVar[bool] = False
+    """Whether it holds a feed-forward of its own, so that the block adds none."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        if site.causal and not self.causal:
+            raise IncompatibleError(f"{self.name} cannot be causal: {self.causal_refusal}")
+        self.site = site
+        self.limit: int | None = None
+        """Longest sequence in tokens; None: any."""
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+        """The mixed sequence. `context.x` is the source that keys and values come from (x itself in self-attention)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        *,
+        source: Float[Tensor, "b m c"] | None = None,
+        source_mask: Bool[Tensor, "b m"] | Int[Tensor, "b m"] | None = None,
+        source_positions: Int[Tensor, "#b m *a"] | None = None,
+        attention_mask: Bool[Tensor, "b t"] | Int[Tensor, "b t"] | None = None,
+        document_ids: Int[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
+        global_mask: Bool[Tensor, "b n"] | None = None,
+        tokens: Int[Tensor, "b n"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Mix the tokens of `x`, or let them read `source`.
+
+        Args:
+            source: the sequence that keys and values come from; None: x itself. When causal, the last query sees the last key.
+            source_mask: which tokens of the source are real (True); None: all.
+            source_positions: positions of the source; None: its places.
+            attention_mask: which tokens are real (True or 1): of x, or with a cache `[b, seen + n]` of all tokens so far.
+            document_ids: document of each token, as long as attention_mask; tokens of different documents never meet.
+            positions: position of each token of x; None: its place, from 0 again in each document.
+            no_position: tokens of x without a position (class and register tokens).
+            global_mask: tokens of x flagged as global.
+            tokens: token ids, for encodings that read them.
+            cache: what earlier calls left (`new_cache`); it is extended in place.
+
+        Returns:
+            The mixed sequence; rows of padding are exactly 0.
+
+        Raises:
+            IncompatibleError: an argument this mixer cannot honour.
+            ValueError: an argument whose shape does not fit.
+        """
+        self._refuse(x, source, attention_mask, source_mask, document_ids, global_mask, cache)
+        b, n = x.shape[:2]
+        keep = newest("attention_mask", attention_mask, b, n, cache)
+        if keep is not None:
+            keep = keep.to(torch.bool)
+            x = blank(x, keep)
+        parts = {
+            "keep": keep,
+            "positions": positions,
+            "documents": newest("document_ids", document_ids, b, n, cache),
+            "flags": None if global_mask is None else global_mask.to(torch.bool),
+            "without": no_position,
+        }
+        order = left_order(keep) if self.ordered and keep is not None else None
+        if order is not None:
+            x, tokens = take(x, order), None if tokens is None else take(tokens, order)
+            parts = {name: None if part is None else take(part, order) for name, part in parts.items()}
+        queries, keys = sides(n, x.device, parts, cache, keep)
+        if source is not None:
+            source, keys = self._source(source, source_mask, source_positions)
+            if self.site.causal:  # the last query sees the last key
+                shifted = queries.places + keys.length - n
+                queries = replace(
+                    queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions
+                )
+        context = Context(
+            causal=self.site.causal,
+            queries=queries,
+            keys=keys,
+            tokens=tokens,
+            x=x if source is None else source,
+            encoding=Encoding(),  # given, because torch.compile cannot call a field's factory
+            cache=cache,
+            layer=self.site.layer,
+        )
+        out = self.mix(x, context)
+        if queries.keep is not None:
+            out = blank(out, queries.keep)
+        return out if order is None else put_back(out, order)
+
+    def new_cache(self, batch_size: int) -> LayerCache:
+        """An empty cache for this layer.
+
+        Raises:
+            IncompatibleError: the layer cannot continue a sequence.
+        """
+        if self.decodes is None or not self.site.causal:
+            why = (
+                "it is not causal; build it with causal=True"
+                if self.decodes
+                else "it has no step form; use softmax or linear"
+            )
+            raise IncompatibleError(f"{self.name} cannot continue a sequence from a cache: {why}")
+        return LayerCache(batch_size)
+
+    def _source(
+        self, source: Tensor, source_mask: Tensor | None, source_positions: Tensor | None
+    ) -> tuple[Tensor, Side]:
+        keep = None if source_mask is None else source_mask.to(torch.bool)
+        if keep is not None:
+            source = blank(source, keep)
+        if self.ordered and keep is not None:
+            order = left_order(keep)
+            source, keep = take(source, order), take(keep, order)
+            source_positions = None if source_positions is None else take(source_positions, order)
+        return source, side(source.shape[1], source.device, keep=keep, positions=source_positions)
+
+    def _refuse(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        attention_mask: Tensor | None,
+        source_mask: Tensor | None,
+        document_ids: Tensor | None,
+        global_mask: Tensor | None,
+        cache: LayerCache | None,
+    ) -> None:
+        b, n = x.shape[:2]
+        if source is not None and not self.cross:
+            raise IncompatibleError(
+                f"{self.name} mixes one sequence with itself and takes no source; use softmax or linear"
+            )
+        if source is not None and (document_ids is not None or cache is not None or global_mask is not None):
+            raise IncompatibleError(
+                "document_ids, global_mask and cache belong to self-attention; leave them out where source is given"
+            )
+        if source is None and source_mask is not None:
+            raise ValueError("source_mask was given without source; use attention_mask for the tokens of x")
+        if not self.takes_mask and (attention_mask is not None or source_mask is not None):
+            raise IncompatibleError(f"{self.name} cannot leave padding out: {self.mask_refusal}")
+        if document_ids is not None and not self.documents:
+            raise IncompatibleError(
+                f"{self.name} cannot keep documents of one row apart; give each document a row of its own"
+            )
+        if global_mask is not None and not self.takes_flags:
+            raise IncompatibleError(f"{self.name} reads no global_mask; use a pattern with Flagged() or longformer")
+        if cache is not None and cache.batch_size != b:
+            raise ValueError(
+                f"the cache was made for a batch of {cache.batch_size}, x has a batch of {b}; use new_cache({b}) or select(rows)"
+            )
+        total = n + (0 if cache is None else cache.seen)
+        if self.limit is not None and max(total, 0 if source is None else source.shape[1]) > self.limit:
+            longest = max(total, 0 if source is None else source.shape[1])
+            raise SpecError(
+                f"{self.name} was built for at most {self.limit} tokens, got {longest}; build with max_length={longest} or shorten the input"
+            )
+
+
+def blank(x: Float[Tensor, "b t c"], keep: Bool[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+    """The same with padding as zeros: 0 times NaN would reach outputs, and 0 times a gradient the weights."""
+    return torch.where(keep[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The slots of each row with real tokens first, order kept."""
+    return (~keep.to(torch.bool)).to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def put_back(x: Float[Tensor, "b t c"], order: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+    """The inverse of `take`."""
+    return torch.zeros_like(x).scatter(1, order[:, :, None].expand_as(x), x)

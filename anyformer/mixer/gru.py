@@ -1,0 +1,80 @@
+"""A gated recurrent unit: the reference line of recurrence without attention.
+
+Paper: Cho et al. 2014, 1406.1078.
+Equation:
+
+    z = sigmoid(W_z x + U_z h),  r = sigmoid(W_r x + U_r h),  g = tanh(W_h x + r * (U_h h)),  h' = (1 - z) * g + z * h
+
+with a bias in each of the six products. When causal, out_i = W_o h_i + b_o; else out_i = W_o [h_i; back_i] + b_o, where
+`back` are the states of a second unit that reads from the last real token to the first.
+Cost: 3 width (c + width) multiply-adds a token and direction, n of them one after the other.
+Deviation: the reset gate acts after the product U_h h, as in torch and cuDNN; the paper has it before.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.mixer.base import Mixer, take
+from anyformer.site import Site
+from anyformer.typing import Size
+
+
+class GRU(Mixer):
+    """One recurrent unit over the tokens when causal, else one in each direction, and a projection of their states.
+
+    Args:
+        width: channels of the state of one direction; None: dim.
+        dropout: probability of dropping a channel of the state before it is projected, in training.
+    """
+
+    name = "gru"
+    summary = "a gated recurrent unit in place of attention; two directions where not causal"
+    paper = "Cho et al. 2014, 1406.1078"
+    family = ("reference line", "recurrence")
+    causal = True
+    decodes = "state"
+    ordered = True
+
+    def __init__(self, site: Site, *, width: Size | None = None, dropout: float = 0.0) -> None:
+        super().__init__(site)
+        width = site.dim if width is None else width
+        self.ahead = nn.GRU(site.dim, width, batch_first=True)
+        self.back = None if site.causal else nn.GRU(site.dim, width, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.o = nn.Linear(width if site.causal else 2 * width, site.dim)
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+        """The mixed sequence; see the module's equation."""
+        if x.shape[1] == 0:
+            return x
+        keep = context.queries.keep
+        start = None if context.cache is None else context.cache.state.get("hidden")
+        hidden = self.ahead(x, None if start is None else start[None])[0]
+        if context.cache is not None:
+            context.cache.state["hidden"] = last(hidden, keep, start)
+            context.cache.forget(0)
+        if self.back is not None:
+            order = backwards(hidden, keep)
+            hidden = torch.cat([hidden, take(self.back(take(x, order))[0], order)], dim=-1)
+        return self.o(self.dropout(hidden))
+
+
+def last(
+    hidden: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, start: Float[Tensor, "b w"] | None
+) -> Float[Tensor, "b w"]:
+    """The state after each row's last real token; `start` (None: zeros) where it has none. Real tokens come first."""
+    if keep is None:
+        return hidden[:, -1].clone()  # a view would keep every state alive
+    start = torch.zeros_like(hidden[:, 0]) if start is None else start
+    states = torch.cat([start[:, None], hidden], dim=1)
+    return states[torch.arange(len(states), device=states.device), keep.sum(dim=1)]
+
+
+def backwards(hidden: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
+    """The slots of each row with its real tokens in reverse and padding where it was; its own inverse."""
+    b, n = hidden.shape[:2]
+    slots = torch.arange(n, device=hidden.device).expand(b, n)
+    lengths = n if keep is None else keep.sum(dim=1, keepdim=True)
+    return torch.where(slots < lengths, lengths - 1 - slots, slots)

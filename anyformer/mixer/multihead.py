@@ -1,0 +1,107 @@
+"""Multi-head attention: the mixer that gives an Attention its projections, its heads, its position encoding and its cache.
+
+Paper: Vaswani et al. 2017, 1706.03762; shared key heads: Shazeer 2019, 1911.02150 and Ainslie et al. 2023, 2305.13245.
+"""
+
+from dataclasses import replace
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from anyformer.attention.base import Attention
+from anyformer.context import Context, Encoding, Side
+from anyformer.errors import IncompatibleError
+from anyformer.forms import Form, Verdict, check
+from anyformer.mixer.base import Mixer
+from anyformer.position.base import Position, bind_sides
+from anyformer.site import Site
+
+
+class MultiHead(Mixer):
+    """Projects x to queries, keys and values, splits heads, places them, attends, merges and projects.
+
+    `af.MultiHead(dim, heads, attention="softmax", position="rope")` builds one from specs; this constructor takes built parts.
+
+    Args:
+        site: where it is built.
+        attention: how pairs mix.
+        position: what a token knows about where it is.
+        bias: whether the four projections have a bias.
+        qk_norm: whether queries and keys are RMS-normalised per head before they are placed.
+        dropout: probability of dropping an attention weight in training (of an output channel where there are no weights).
+
+    Raises:
+        IncompatibleError: the attention cannot use the position, cannot be causal, or the position offers only EMBED.
+    """
+
+    name = "multihead"
+    summary = "projections and heads around an attention"
+    paper = "Vaswani et al. 2017, 1706.03762"
+    family = ("framework",)
+    causal = True  # the attention's own word follows
+
+    def __init__(
+        self,
+        site: Site,
+        attention: Attention,
+        position: Position,
+        *,
+        bias: bool = True,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(site)
+        if all(offered == (Form.EMBED,) for offered in position.forms) and position.forms:
+            raise IncompatibleError(
+                f"{position.name} is added at the embedding, which a single layer does not have: use Transformer, "
+                'or give the layer position="none" and add the encoding to x yourself'
+            )
+        self.verdict: Verdict = check(attention, position, site)
+        self.attention = attention
+        self.position = position
+        self.name = attention.name
+        self.forms, self.absolute, self.later, self.refusal = (
+            attention.forms,
+            attention.absolute,
+            attention.later,
+            attention.refusal,
+        )
+        self.causal, self.causal_refusal, self.cross = attention.causal, attention.causal_refusal, attention.cross
+        self.documents, self.takes_flags, self.ordered = attention.documents, attention.takes_flags, attention.ordered
+        self.decodes = attention.decodes
+        self.dropout = dropout
+        self.q = nn.Linear(site.dim, site.heads * site.head_dim, bias=bias)
+        self.k = nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
+        self.v = nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
+        self.o = nn.Linear(site.heads * site.head_dim, site.dim, bias=bias)
+        self.q_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+        """The mixed sequence; see the class."""
+        q = self.q_norm(_split(self.q(x), self.site.heads))
+        k = self.k_norm(_split(self.k(context.x), self.site.kv_heads))
+        v = _split(self.v(context.x), self.site.kv_heads)
+        newest = self._encoding(context.queries, context.queries if context.cache is not None else context.keys)
+        if newest.rotate is not None and self.attention.rotates == "before":
+            q, k = newest.rotate(q, k)
+        encoding = newest
+        if context.cache is not None and self.attention.decodes == "cache":
+            k = context.cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
+            v = context.cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
+            encoding = self._encoding(context.queries, context.keys)
+        context = replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
+        out = self.attention(q, k, v, context)
+        if not self.attention.weights:
+            out = F.dropout(out, self.dropout, self.training)
+        if context.cache is not None:
+            context.cache.forget(self.attention.horizon if self.attention.decodes == "cache" else 0)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def _encoding(self, queries: Side, keys: Side) -> Encoding:
+        return bind_sides(self.position, self.verdict.forms, queries, keys)
+
+
+def _split(x: Float[Tensor, "b t w"], heads: int) -> Float[Tensor, "b h t d"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

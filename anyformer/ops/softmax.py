@@ -1,0 +1,101 @@
+"""Softmax attention over all pairs at once: the dense reference, and the same through torch's fused kernel."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def dense(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b k m d"],
+    v: Float[Tensor, "b k m v"],
+    *,
+    allowed: Bool[Tensor, "#b #h #n m"] | None = None,
+    bias: Float[Tensor, "#b #h #n m"] | None = None,
+    scale: float,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    values: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
+    """Softmax attention written out; the specification of every faster path.
+
+        s_ij = scale * q_i . k_j, capped as c * tanh(s / c), plus bias_ij
+        w_ij = exp(s_ij) / sum_j' exp(s_ij') over the allowed j;   out_i = sum_j w_ij v_j + values(w)_i
+
+    Query head h reads key head h // (h / k). Softmax and sums run in the wider of float32 and the input's dtype. A row with
+    nothing allowed gives exactly 0, with zero gradient, and a log-sum-exp of -inf.
+
+    Args:
+        allowed: True where a pair may meet.
+        bias: added to the scaled logits, in every dtype.
+        dropout: probability of dropping a weight.
+        values: maps the weights `[b h n m]` to a term on the output.
+
+    Returns:
+        The output, and the log of each row's normaliser.
+    """
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    wide = torch.promote_types(torch.float32, q.dtype)
+    logits = torch.einsum("bhnd,bhmd->bhnm", q.to(wide), k.to(wide)) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + bias.to(wide)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    if logits.shape[-1] == 0:
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]), logits.new_full(q.shape[:-1], -torch.inf)
+    empty = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    logits = logits.masked_fill(empty, 0.0)  # before the softmax: its backward would be NaN otherwise
+    lse = torch.logsumexp(logits, dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    weights = F.dropout(torch.softmax(logits, dim=-1).masked_fill(empty, 0.0), dropout)
+    out = torch.einsum("bhnm,bhmv->bhnv", weights, v.to(wide))
+    if values is not None:
+        out = out + values(weights)
+    return out.to(q.dtype), lse
+
+
+def fused(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b k m d"],
+    v: Float[Tensor, "b k m v"],
+    *,
+    allowed: Bool[Tensor, "#b #h #n m"] | None = None,
+    bias: Float[Tensor, "#b #h #n m"] | None = None,
+    lower_triangle: bool = False,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h n v"]:
+    """`dense` without softcap and value terms, through `scaled_dot_product_attention`.
+
+    Args:
+        lower_triangle: whether the allowed pairs are exactly those of a square lower triangle (then `allowed` is None).
+    """
+    if bias is not None:
+        bias = bias.to(q.dtype)
+        # a query that may look nowhere: the kernels agree on 0 only for a boolean mask or -inf, so both are given as one
+        mask = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+        if lower_triangle:
+            n = q.shape[2]
+            mask = mask.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), -torch.inf)
+    else:
+        mask = allowed
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=lower_triangle and bias is None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def repeat_heads(x: Float[Tensor, "b k m d"], heads: int) -> Float[Tensor, "b h m d"]:
+    """Each key head once for every query head that reads it: query head h reads key head h // (h / k)."""
+    groups = heads // x.shape[1]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -1,0 +1,347 @@
+"""The simplest patterns; larger ones are joined from them with `|`, `&` and `~`.
+
+Windows and strides count tokens, `RandomBlocks` counts blocks. A query always means its place: the number of real
+tokens before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from anyformer.errors import SpecError
+from anyformer.pattern._facts import Facts, Places, Traits, whole_number
+from anyformer.pattern._random import Random, RandomBlocks
+from anyformer.pattern.base import Pattern, PerHead, PerLayer
+from anyformer.pattern.layout import SOME, WHOLE, Cover, Grid
+from anyformer.typing import Count, Size
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Pattern):
+    """Every query meets every key."""
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return q.new_ones((), dtype=torch.bool)
+
+    def cover(self, grid: Grid) -> Cover:
+        return grid.constant(WHOLE)
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(band=(None, None))
+
+    def __repr__(self) -> str:
+        return "Full()"
+
+
+@dataclass(frozen=True, repr=False)
+class Causal(Pattern):
+    """A query meets itself and every key before it: k <= q."""
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return k <= q
+
+    def cover(self, grid: Grid) -> Cover:
+        return grid.intervals(lambda q: (torch.zeros_like(q), q))
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(band=(None, 0))
+
+    def __repr__(self) -> str:
+        return "Causal()"
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Local(Pattern):
+    """A sliding window: -left <= k - q <= right. The query's own place is always in.
+
+    Args:
+        left: number of keys strictly before the query.
+        right: number of keys strictly after it; None: as many as before.
+    """
+
+    left: int
+    right: int
+
+    def __init__(self, left: Count, right: Count | None = None) -> None:
+        object.__setattr__(self, "left", whole_number("Local", "left", left, 0, "Local(64) or Local(64, 0)"))
+        object.__setattr__(
+            self, "right", left if right is None else whole_number("Local", "right", right, 0, "Local(64, 0)")
+        )
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return (k >= q - self.left) & (k <= q + self.right)
+
+    def cover(self, grid: Grid) -> Cover:
+        return grid.intervals(lambda q: (q - self.left, q + self.right))
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(band=(self.left, self.right), horizon=self.left)
+
+    def __repr__(self) -> str:
+        return f"Local({self.left})" if self.left == self.right else f"Local({self.left}, {self.right})"
+
+
+@dataclass(frozen=True, repr=False)
+class Strided(Pattern):
+    """Every stride-th key in both directions: (q - k) % stride == 0.
+
+    Args:
+        stride: distance in tokens; 1 is `Full()`.
+    """
+
+    stride: Size
+
+    def __post_init__(self) -> None:
+        whole_number("Strided", "stride", self.stride, 1, "Strided(64)")
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return (q - k) % self.stride == 0
+
+    def cover(self, grid: Grid) -> Cover:
+        if grid.stride % self.stride == 0:
+            return grid.constant(WHOLE)  # only pairs at multiples of the grid's stride count
+        if grid.stride > 1 or self.stride < 2 * grid.block:
+            return grid.constant(SOME)
+        first, last = grid.row_ends()
+        most = max(grid.n, grid.m) // self.stride + 1
+        step = torch.arange(-most, most + 1) * self.stride
+        low, high = (
+            first[:, None] + step,
+            last[:, None] + step,
+        )  # the keys that lie one multiple away from a row of tiles
+        row = torch.arange(grid.rows)[:, None].expand_as(low)
+        held = (high >= 0) & (low < grid.m)
+        row, low, high = row[held], low[held].clamp(min=0), high[held].clamp(max=grid.m - 1)
+        ends = torch.stack([low, high]) // grid.block
+        tiles = (row * grid.columns + ends).flatten()  # a stretch of at most one block lies in at most two tiles
+        return Cover.of_tiles(grid.tiles, tiles, torch.full_like(tiles, grid.block == 1, dtype=torch.bool))
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(stride=self.stride)
+
+    def __repr__(self) -> str:
+        return f"Strided({self.stride})"
+
+
+@dataclass(frozen=True, repr=False)
+class Dilated(Pattern):
+    """A sliding window with gaps: k = q + i * dilation for i from -left to right.
+
+    Args:
+        left: number of keys strictly before the query; they reach back left * dilation tokens.
+        right: number of keys strictly after it.
+        dilation: distance between neighbouring keys in tokens; 1 is `Local(left, right)`.
+    """
+
+    left: Count
+    right: Count
+    dilation: Size
+
+    def __post_init__(self) -> None:
+        for name, least in (("left", 0), ("right", 0), ("dilation", 1)):
+            whole_number("Dilated", name, getattr(self, name), least, "Dilated(4, 4, 2)")
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        inside = (k >= q - self.left * self.dilation) & (k <= q + self.right * self.dilation)
+        return inside & ((q - k) % self.dilation == 0)
+
+    def cover(self, grid: Grid) -> Cover:
+        reach = Local(self.left * self.dilation, self.right * self.dilation)
+        return reach.cover(grid) & Strided(self.dilation).cover(grid)
+
+    def traits(self, causal: bool) -> Traits:
+        band = (self.left, self.right) if self.dilation == 1 else None
+        return Traits(band=band, horizon=self.left * self.dilation, stride=self.dilation)
+
+    def __repr__(self) -> str:
+        return f"Dilated({self.left}, {self.right}, {self.dilation})"
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Pattern):
+    """Tokens of the same block meet: q // size == k // size. How far one sees depends on its place in the block.
+
+    Args:
+        size: tokens a block.
+    """
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        whole_number("Block", "size", self.size, 1, "Block(64)")
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return q // self.size == k // self.size
+
+    def cover(self, grid: Grid) -> Cover:
+        return grid.intervals(lambda q: (q // self.size * self.size, q // self.size * self.size + self.size - 1))
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(horizon=self.size - 1)
+
+    def __repr__(self) -> str:
+        return f"Block({self.size})"
+
+
+@dataclass(frozen=True, repr=False)
+class Columns(Pattern):
+    """The last `count` places of every period are met by all later tokens: min(q, k) % period >= period - count.
+
+    When causal these are the summary columns of the Sparse Transformer; else the rule holds in both directions.
+
+    Args:
+        period: tokens between one summary and the next.
+        count: tokens a summary.
+    """
+
+    period: Size
+    count: Size
+
+    def __post_init__(self) -> None:
+        whole_number("Columns", "period", self.period, 1, "Columns(128, 32)")
+        if whole_number("Columns", "count", self.count, 1, "Columns(128, 32)") > self.period:
+            raise SpecError(
+                f"Columns: expected count as at most the period of {self.period}, got {self.count}; "
+                "for example Columns(128, 32)"
+            )
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        earlier = torch.minimum(q, k)
+        return (earlier >= 0) & (earlier % self.period >= self.period - self.count)
+
+    def cover(self, grid: Grid) -> Cover:
+        places = torch.arange(grid.m)
+        places = places[places % self.period >= self.period - self.count]
+        keys = grid.hub_keys(places, later=True)
+        return keys if grid.facts.causal else keys | grid.hub_queries(places, later=True)
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits()
+
+    def __repr__(self) -> str:
+        return f"Columns({self.period}, {self.count})"
+
+
+@dataclass(frozen=True, repr=False)
+class Global(Pattern):
+    """Tokens that see all and are seen by all; when causal they are only seen.
+
+    Args:
+        tokens: their places. A negative one counts from the last real token, -1 being that token; a causal layer
+            refuses it.
+    """
+
+    tokens: tuple[int, ...] | list[int]
+
+    def __post_init__(self) -> None:
+        places = self.tokens if isinstance(self.tokens, tuple | list) else ()
+        if not places or not all(type(place) is int for place in places):
+            raise SpecError(
+                f"Global: expected a list of at least one place, got {self.tokens!r}; for example Global([0])"
+            )
+        object.__setattr__(self, "tokens", tuple(sorted(set(self.tokens), key=lambda place: (place < 0, place))))
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        self.traits(facts.causal)  # refuses places counted from the end
+        key = self._holds(batch, k, facts)
+        return key if facts.causal else key | self._holds(batch, q, facts)
+
+    def cover(self, grid: Grid) -> Cover:
+        tokens = {token if token >= 0 else token + grid.length for token in self.tokens}
+        return grid.hubs(torch.tensor(sorted(token for token in tokens if token >= 0), dtype=torch.int64))
+
+    def traits(self, causal: bool) -> Traits:
+        if causal and min(self.tokens) < 0:
+            raise SpecError(
+                f"{self!r}: a causal layer does not know its last token; expected places from 0, got "
+                f"{min(self.tokens)}; for example Global([0])"
+            )
+        return Traits(depends=frozenset({"lengths"} if min(self.tokens) < 0 else ()))
+
+    def _holds(self, batch: Places, place: Places, facts: Facts) -> Tensor:
+        met = place.new_zeros((), dtype=torch.bool)
+        for first, last in _stretches(tuple(self.tokens)):
+            if first >= 0:
+                met = met | ((place >= first) & (place <= last))
+            else:
+                end = facts.length_of(batch, place)
+                met = met | ((place >= (end + first).clamp(min=0)) & (place <= end + last))
+        return met
+
+    def __repr__(self) -> str:
+        return f"Global({list(self.tokens)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Flagged(Pattern):
+    """`Global` for the tokens that a call flags (`global_mask`). A flag on padding counts for nothing."""
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        if facts.flags is None or facts.flags.shape[1] == 0:
+            return q.new_zeros((), dtype=torch.bool)
+        key = self._holds(batch, k, facts)
+        return key if facts.causal else key | self._holds(batch, q, facts)
+
+    def cover(self, grid: Grid) -> Cover:
+        flags = torch.zeros(0, dtype=torch.bool) if grid.facts.flags is None else grid.facts.flags[0].cpu()
+        return grid.hubs(flags[: grid.length].nonzero()[:, 0])
+
+    def traits(self, causal: bool) -> Traits:
+        return Traits(depends=frozenset({"flags", "lengths"}))
+
+    def _holds(self, batch: Places, place: Places, facts: Facts) -> Tensor:
+        assert facts.flags is not None
+        real = facts.length_of(batch, place).clamp(max=facts.flags.shape[1])
+        inside = (place >= 0) & (place < real)
+        return inside & facts.flags[batch, torch.where(inside, place, 0)]
+
+    def __repr__(self) -> str:
+        return "Flagged()"
+
+
+LEAVES: Mapping[str, type[Pattern]] = MappingProxyType(
+    {
+        leaf.__name__: leaf
+        for leaf in (
+            Full,
+            Causal,
+            Local,
+            Strided,
+            Dilated,
+            Block,
+            Columns,
+            Global,
+            Flagged,
+            Random,
+            RandomBlocks,
+            PerHead,
+            PerLayer,
+        )
+    }
+)
+"""What pattern expressions are made of."""
+
+SLOT_NAMES: Mapping[str, type[Pattern]] = MappingProxyType(
+    {
+        "local": Local,
+        "strided": Strided,
+        "dilated": Dilated,
+        "block_local": Block,
+        "global_tokens": Global,
+        "random": Random,
+        "per_head": PerHead,
+    }
+)
+"""Leaves that have a name of their own in the attention slot."""
+
+
+def _stretches(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of neighbouring places; places from the start and from the end are kept apart."""
+    runs = groupby(enumerate(tokens), key=lambda item: (item[1] - item[0], item[1] < 0))
+    places = [[token for _, token in run] for _, run in runs]
+    return [(run[0], run[-1]) for run in places]

@@ -1,0 +1,49 @@
+"""Which pairs may meet in one forward, as a dense boolean tensor."""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from anyformer.context import Context
+from anyformer.pattern.base import Facts
+
+
+def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
+    """The pairs that pattern, causality, padding and documents leave together; None where all may meet.
+
+    Args:
+        heads: number of query heads.
+    """
+    if not context.causal and not context.restricted:
+        return None
+    queries, keys = context.queries, context.keys
+    q, k = queries.places[:, None, :, None], keys.places[:, None, None, :]
+    allowed = torch.ones(1, 1, queries.length, keys.length, dtype=torch.bool, device=q.device)
+    if context.pattern is not None:
+        batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
+        head = torch.arange(heads, device=q.device)[:, None, None]
+        allowed = allowed & context.pattern.allows(batch, head, q, k, facts(context))
+    if context.causal:
+        allowed = allowed & (k <= q)
+    if keys.keep is not None:
+        allowed = allowed & keys.keep[:, None, None, :]
+    if context.mask is not None:
+        allowed = allowed & context.mask
+    if keys.documents is not None and queries.documents is not None:
+        allowed = allowed & (queries.documents[:, None, :, None] == keys.documents[:, None, None, :])
+    return allowed
+
+
+def facts(context: Context) -> Facts:
+    """What a pattern may know of this forward."""
+    places, keep, flags = context.keys.places, context.keys.keep, context.keys.flags
+    m = context.keys.length
+    lengths = None
+    if keep is not None:
+        lengths = (torch.where(keep, places, -1).amax(dim=1) + 1) if m else keep.sum(dim=1)
+    if flags is not None:
+        flags = flags if keep is None else flags & keep
+        by_place = torch.zeros_like(flags, dtype=torch.int32)
+        flags = by_place.scatter_add(1, places.expand_as(flags).clamp(max=max(m - 1, 0)), flags.to(torch.int32)) > 0
+    length = m if context.cache is None else context.cache.seen
+    return Facts(lengths=lengths, length=length, flags=flags, layer=context.layer, causal=context.causal)

@@ -1,0 +1,88 @@
+"""Linformer against the `linformer` package, and against full attention where E = F = I."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from linformer.linformer import LinformerSelfAttention
+from torch import Tensor
+
+from anyformer.attention.linformer import Linformer
+from anyformer.context import Context, side
+from anyformer.mixer.base import Mixer
+from anyformer.model.build import build_mixer
+from anyformer.site import Site
+
+DIM, HEADS, LENGTH, RANK = 12, 3, 10, 4
+
+
+def ours(sharing: str, rank: int = RANK) -> Mixer:
+    site = Site(DIM, HEADS, max_length=LENGTH)
+    return build_mixer(f"linformer(rank={rank}, sharing={sharing})", "none", site).double()
+
+
+def theirs(mixer: Mixer, sharing: str) -> LinformerSelfAttention:
+    """The peer with the weights of `mixer`; it shares one pair of projections among the heads."""
+    peer = LinformerSelfAttention(DIM, LENGTH, k=RANK, heads=HEADS).double()
+    state = mixer.state_dict()
+    for letter in ("q", "k", "v"):
+        mixer.get_parameter(f"{letter}.bias").data.zero_()  # the peer has none
+        peer.get_parameter(f"to_{letter}.weight").data.copy_(state[f"{letter}.weight"])
+    peer.to_out.load_state_dict({name: state[f"o.{name}"] for name in ("weight", "bias")})
+    key_mix = state["attention.key_mix"]
+    value_mix = key_mix if sharing == "kv" else state["attention.value_mix"]
+    if sharing == "none":  # the same for each head
+        key_mix[:], value_mix[:] = key_mix[:1].clone(), value_mix[:1].clone()
+        key_mix, value_mix = key_mix[0], value_mix[0]
+    peer.proj_k.data.copy_(key_mix)
+    peer.proj_v.data.copy_(value_mix)
+    return peer
+
+
+@pytest.mark.parametrize("n", [1, 7, LENGTH])
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv"])
+def test_equals_the_package(sharing: str, n: int) -> None:
+    mixer = ours(sharing)
+    peer = theirs(mixer, sharing)
+    x = torch.randn(2, n, DIM, dtype=torch.float64)
+    weights = torch.randn(2, n, DIM, dtype=torch.float64)
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, expected = mixer(mine), peer(other)
+    (got * weights).sum().backward()
+    (expected * weights).sum().backward()
+    close(got, expected)
+    close(mine.grad, other.grad)
+    close(mixer.get_parameter("k.weight").grad, peer.to_k.weight.grad)
+    close(mixer.get_parameter("v.weight").grad, peer.to_v.weight.grad)
+    key = mixer.get_parameter("attention.key_mix").grad
+    assert key is not None
+    if sharing == "kv":
+        close(key, peer.proj_k.grad + peer.proj_v.grad)
+    else:
+        value = mixer.get_parameter("attention.value_mix").grad
+        assert value is not None
+        close(key.sum(dim=0) if sharing == "none" else key, peer.proj_k.grad)
+        close(value.sum(dim=0) if sharing == "none" else value, peer.proj_v.grad)
+
+
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv"])
+def test_with_the_identity_for_both_it_is_full_attention(sharing: str) -> None:
+    site = Site(DIM, HEADS, max_length=LENGTH)
+    linformer = Linformer(site, rank=LENGTH, sharing=sharing).double()  # type: ignore[arg-type]
+    for mix in linformer.parameters():
+        mix.data.copy_(torch.eye(LENGTH, dtype=torch.float64).expand_as(mix))
+    tokens = side(LENGTH, torch.device("cpu"))
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, 4, dtype=torch.float64).unbind(0)
+    mine, other = ([part.clone().requires_grad_() for part in (q, k, v)] for _ in range(2))
+    got = linformer(*mine, Context(causal=False, queries=tokens, keys=tokens))
+    expected = F.scaled_dot_product_attention(*other)
+    got.square().sum().backward()
+    expected.square().sum().backward()
+    close(got, expected)
+    for one, two in zip(mine, other, strict=True):
+        close(one.grad, two.grad)
+
+
+def close(got: Tensor | None, expected: Tensor | None) -> None:
+    assert got is not None
+    assert expected is not None
+    assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
