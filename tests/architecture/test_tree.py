@@ -60,12 +60,21 @@ def test_a_method_imports_no_sibling(folder: str) -> None:
     methods = set(names(folder))
     for name in methods:
         path = PACKAGE / folder / f"{name}.py"
-        siblings = {dotted for dotted in _imports(path) if dotted.split(".")[:1] == [folder] and dotted.split(".")[1:2] != [name]}
+        siblings = {
+            dotted
+            for dotted in _imports(path)
+            if dotted.split(".")[:1] == [folder] and dotted.split(".")[1:2] != [name]
+        }
         assert not {each.split(".")[1] for each in siblings if "." in each} & methods, f"{name} imports {siblings}"
 
 
 def test_positions_and_attentions_do_not_know_each_other() -> None:
-    for folder, other in (("position", "attention"), ("attention", "position"), ("position", "mixer"), ("attention", "mixer")):
+    for folder, other in (
+        ("position", "attention"),
+        ("attention", "position"),
+        ("position", "mixer"),
+        ("attention", "mixer"),
+    ):
         for path in (PACKAGE / folder).glob("*.py"):
             assert other not in {_top(dotted) for dotted in _imports(path)}, path
 
