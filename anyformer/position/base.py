@@ -1,15 +1,16 @@
 """The base of every position encoding, and how one is bound to a forward pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Encoding, Side
+from anyformer.context import Encoding
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
+from anyformer.side import Side
 from anyformer.site import Site
 
 
@@ -132,7 +133,7 @@ class Position(nn.Module):
 
 def bind(
     position: Position,
-    forms: tuple[Form, ...],
+    forms: Collection[Form],
     q_positions: Int[Tensor, "#b n *a"],
     k_positions: Int[Tensor, "#b m *a"],
     *,
@@ -200,7 +201,7 @@ def bind(
     )
 
 
-def bind_sides(position: Position, forms: tuple[Form, ...], queries: Side, keys: Side) -> Encoding:
+def bind_sides(position: Position, forms: Collection[Form], queries: Side, keys: Side) -> Encoding:
     """`bind` to the two sides of one forward."""
     return bind(
         position,

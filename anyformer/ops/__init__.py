@@ -1,0 +1,1 @@
+"""Pure tensor functions with two or more users."""
