@@ -1,0 +1,163 @@
+"""A trial as a value and as one text: what determines its numbers, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from anyformer.errors import SpecError
+from anyformer.model.build import position_slot, slot
+from anyformer.model.config import ModelConfig
+from anyformer.pattern.leaves import SLOT_NAMES
+from anyformer.registry import Kind, Method, bind, canonical, find, names, sequence_knobs
+from anyformer.spec import expand, parse
+from anyformer.task.base import Task
+from anyformer.typing import Fraction, PositiveFloat, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The model and the optimiser that every trial of a comparison shares; as text `model(dim=64, depth=2)`.
+
+    Args:
+        dim: width.  depth: blocks.  heads: query heads.  kv_heads: key and value heads; None: heads.
+        tokens: tokens of a training step; the rows of a batch follow from the task's length.
+        rate: highest learning rate (AdamW, linear warm-up over a tenth of the steps, then a cosine to a tenth of it).
+        dropout: dropout probability in training.
+    """
+
+    dim: Size = 64
+    depth: Size = 2
+    heads: Size = 4
+    kv_heads: Size | None = None
+    tokens: Size = 4096
+    rate: PositiveFloat = 3e-3
+    dropout: Fraction = 0.0
+
+    def __str__(self) -> str:
+        shared = "" if self.kv_heads is None else f", kv_heads={self.kv_heads}"
+        dropout = "" if not self.dropout else f", dropout={self.dropout}"
+        sizes = f"dim={self.dim}, depth={self.depth}, heads={self.heads}{shared}, tokens={self.tokens}"
+        return f"model({sizes}, rate={self.rate}{dropout})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial to be run.
+
+    Args:
+        attention, position, task: canonical specs.
+        sizes: the shared model and optimiser.
+        steps: training steps.
+        seed: of the initial weights and the order of the data.
+        lengths: tokens at which quality and costs are measured.
+        items: test items that are scored at each length.
+        index: place in the grid that was asked for.
+    """
+
+    attention: str
+    position: str
+    task: str
+    sizes: Sizes
+    steps: int
+    seed: int
+    lengths: tuple[int, ...]
+    items: int = 96
+    index: int = 0
+
+    @property
+    def text(self) -> str:
+        """The canonical text: equal texts are the same trial."""
+        lengths = ",".join(map(str, self.lengths))
+        return (
+            f"attention={self.attention} position={self.position} task={self.task} {self.sizes} "
+            f"steps={self.steps} lengths={lengths} items={self.items} seed={self.seed}"
+        )
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """The trial without its seed and budget."""
+        return self.attention, self.position, self.task
+
+    def config(self, task: Task) -> ModelConfig:
+        """The model of this trial."""
+        return ModelConfig(
+            vocab=task.vocab,
+            dim=self.sizes.dim,
+            depth=self.sizes.depth,
+            heads=self.sizes.heads,
+            kv_heads=self.sizes.kv_heads,
+            attention=self.attention,
+            position=self.position,
+            head=task.head,
+            outputs=task.outputs,
+            causal=task.causal,
+            max_length=task.train_length,
+            dropout=self.sizes.dropout,
+            seed=self.seed,
+        )
+
+    def rows(self, task: Task) -> int:
+        """Rows of a training batch."""
+        return max(1, self.sizes.tokens // task.train_length)
+
+    def as_json(self) -> dict:
+        """Plain values, for another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict) -> "Plan":
+        """The inverse of `as_json`."""
+        return cls(**values | {"sizes": Sizes(**values["sizes"]), "lengths": tuple(values["lengths"])})
+
+
+def read_sizes(text: str) -> Sizes:
+    """The sizes of a spec such as `model(dim=128, depth=4)`.
+
+    Raises:
+        SpecError: another name, or wrong knobs.
+    """
+    spec = parse(text)
+    if spec.name != "model":
+        raise SpecError(f"--model: expected a spec such as 'model(dim=128, depth=4)', got {text!r}")
+    given: dict[str, Any] = bind(Method("task", "model", Sizes, "", "", ()), spec)
+    return Sizes(**given)
+
+
+def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -> list[str]:
+    """The canonical specs that texts with lists in their knobs stand for, each once, in the order given.
+
+    Args:
+        kind: "attention", "position" or "task".
+    """
+    found: dict[str, None] = {}
+    for text in texts:
+        spec = parse(text)
+        for each in expand(spec, _lists_of(kind, spec.name)):
+            match kind:
+                case "attention":
+                    found[str(slot(each)[1])] = None
+                case "position":
+                    found[str(position_slot(each)[1])] = None
+                case _:
+                    found[str(canonical(find("task", each.name), each))] = None
+    return list(found)
+
+
+def _lists_of(kind: str, name: str) -> frozenset[str]:
+    """Knobs of this name whose value is itself a list."""
+    if kind == "attention" and name in SLOT_NAMES:
+        return sequence_knobs(Method("pattern", name, SLOT_NAMES[name], "", "", ()))
+    kinds: tuple[Kind, ...] = ("attention", "mixer", "pattern") if kind == "attention" else ("position", "task")
+    return frozenset().union(*(sequence_knobs(find(each, name)) for each in kinds if name in names(each)))
+
+
+def build_task(text: str) -> Task:
+    """The task of a spec.
+
+    Raises:
+        SpecError: the spec is wrong.
+        TaskError: its data cannot be used.
+    """
+    spec = parse(text)
+    method = find("task", spec.name)
+    return method.target(**bind(method, spec))

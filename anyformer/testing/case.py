@@ -1,0 +1,137 @@
+"""One pair of attention and position encoding under test: how to build it and what to feed it."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyformer.forms import Verdict
+from anyformer.mixer.base import Mixer
+from anyformer.model.build import build_mixer, build_position, verdict
+from anyformer.model.config import ModelConfig
+from anyformer.model.transformer import Transformer
+from anyformer.position.base import Position
+from anyformer.site import Site
+
+VOCAB = 31
+WIDTH, HEADS, MAX_LENGTH = 32, 4, 64
+SPREAD = 0.25
+"""Standard deviation of every weight: the small default hides faults behind nearly uniform attention."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair at a direction.
+
+    Args:
+        attention: spec in the attention slot.
+        position: spec of the encoding.
+        causal: one direction only.
+        kv_heads: key and value heads, of 4 query heads.
+    """
+
+    attention: str
+    position: str = "none"
+    causal: bool = False
+    kv_heads: int = HEADS
+
+    def __str__(self) -> str:
+        shared = "" if self.kv_heads == HEADS else f", {self.kv_heads} key heads"
+        return f"{self.attention} x {self.position} ({'causal' if self.causal else 'both directions'}{shared})"
+
+    @property
+    def site(self) -> Site:
+        return Site(WIDTH, HEADS, causal=self.causal, kv_heads=self.kv_heads, max_length=MAX_LENGTH, depth=2)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What `check` says of the pair."""
+        return verdict(self.attention, self.position, self.site)
+
+    @cached_property
+    def mixer(self) -> Mixer:
+        """A layer for reading declarations; do not run it."""
+        return self.layer()
+
+    def with_(self, **changes: object) -> "Case":
+        return replace(self, **changes)
+
+    def encoding(self) -> Position:
+        """The built encoding."""
+        return spread(build_position(self.position, self.site), seed=1)
+
+    def layer(self, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Mixer:
+        """One layer in eval mode, with large weights that depend on nothing but the case."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layer = build_mixer(self.attention, self.position, self.site, dropout=dropout)
+        return spread(layer, seed=2).to(dtype).eval()
+
+    def model(
+        self, dtype: torch.dtype = torch.float64, *, dropout: float = 0.0, head: str | None = None
+    ) -> Transformer:
+        """A Transformer of two blocks in eval mode, with large weights."""
+        config = ModelConfig(
+            vocab=VOCAB,
+            dim=WIDTH,
+            depth=2,
+            heads=HEADS,
+            kv_heads=self.kv_heads,
+            attention=self.attention,
+            position=self.position,
+            head=head or ("lm" if self.causal else "mlm"),
+            causal=self.causal,
+            max_length=MAX_LENGTH,
+            dropout=dropout,
+        )
+        return spread(Transformer(config), seed=3).to(dtype).eval()
+
+
+def spread(module: nn.Module, *, seed: int) -> nn.Module:
+    """Redraw every floating parameter with a large spread, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype) * SPREAD
+            norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(1 + noise if norm else noise)
+    return module
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Float[Tensor, "..."]:
+    """Standard normal numbers that depend on the seed only."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def token_ids(batch: int, length: int, seed: int = 0) -> Int[Tensor, "b n"]:
+    """Random token ids."""
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(lengths: list[int], total: int, side: str, seed: int = 0) -> Bool[Tensor, "b n"]:
+    """A mask with the given numbers of real tokens, padded on the "right", on the "left", or in the "interior"."""
+    keep = torch.zeros(len(lengths), total, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(seed)
+    for row, length in enumerate(lengths):
+        match side:
+            case "right":
+                keep[row, :length] = True
+            case "left":
+                keep[row, total - length :] = True
+            case _:
+                keep[row, torch.randperm(total, generator=generator)[:length]] = True
+    return keep
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """Largest difference, relative to the larger of 1 and the second's largest value; infinite where either is not finite."""
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    a, b = a.detach().double(), b.detach().double()
+    if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
+        return float("inf")
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1.0))

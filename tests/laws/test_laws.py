@@ -1,0 +1,52 @@
+"""Every law over the registry: in `make test` one position per form and one attention per family, in `make test-all` every pair."""
+
+import pytest
+
+from anyformer.model.build import verdict
+from anyformer.registry import names
+from anyformer.testing import laws
+
+# One spec a name where the default suits no tiny model.
+SMALL = {
+    "bigbird": "bigbird(block=4)",
+    "sparse_transformer": "sparse_transformer(length=4, summary=1)",
+    "linformer": "linformer(rank=8)",
+}
+PATTERNS = (
+    "local(3)",
+    "strided(3)",
+    "dilated(2, 1, 2)",
+    "block_local(5)",
+    "global_tokens([0, -1])",
+    "random(2, seed=1)",
+    "per_head((Local(2), 1), (Strided(2) | Global([0]), 3))",
+    "Local(2) | Strided(5) | Global([0]) | Random(2, seed=0)",
+)
+ATTENTIONS = [SMALL.get(name, name) for kind in ("attention", "mixer", "pattern") for name in names(kind)]
+EVERY = [(a, p, causal) for a in (*ATTENTIONS, *PATTERNS) for p in names("position") for causal in (False, True)]
+CHOSEN_ATTENTIONS = ("softmax", "linear", "local(3)")  # one per family that reads positions in its own way
+CHOSEN_POSITIONS = ("none", "sinusoidal", "rope")  # and one per form for those
+
+
+def _chosen(attention: str, position: str) -> bool:
+    return attention in CHOSEN_ATTENTIONS or position in CHOSEN_POSITIONS
+
+
+def _admitted() -> list:
+    cases = []
+    for attention, position, causal in EVERY:
+        case = laws.Case(attention, position, causal=causal)
+        if verdict(attention, position, case.site).runs:
+            marks = [] if _chosen(attention, position) else [pytest.mark.slow]
+            cases.append(pytest.param(case, id=str(case), marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize("case", _admitted())
+def test_every_law(case: laws.Case) -> None:
+    results = list(laws.examine(case))
+    broken = [
+        f"{each.law.name} {each.law.title}: {each.note} {each.worst}" for each in results if each.status == "broken"
+    ]
+    assert not broken, "\n".join(broken)
+    assert sum(each.status == "holds" for each in results) >= 6

@@ -1,0 +1,6 @@
+"""Makes ``synthetic`` importable: records as a real comparison would write them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
