@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from anyformer.forms import Form
+from anyformer.side import Side, restart, side, take
 
 Pair = tuple[Tensor, Tensor]
 
@@ -56,127 +57,6 @@ class Encoding:
 
     def has(self, form: Form) -> bool:
         return form in self.forms
-
-
-@dataclass(frozen=True)
-class Side:
-    """The tokens of one side, queries or keys, in slot order.
-
-    Args:
-        places: number of real tokens before each in its row.
-        positions: what encodings read, with a last axis of 2 on a grid.
-        keep: which are real tokens; None: all.
-        documents: the document of each; None: one document.
-        flags: which are flagged as global; None: none.
-        without: which have no position (class and register tokens); None: none.
-        arithmetic: whether positions are places.
-    """
-
-    places: Int[Tensor, "#b t"]
-    positions: Int[Tensor, "#b t *a"]
-    keep: Bool[Tensor, "b t"] | None = None
-    documents: Int[Tensor, "b t"] | None = None
-    flags: Bool[Tensor, "b t"] | None = None
-    without: Bool[Tensor, "b t"] | None = None
-    arithmetic: bool = True
-
-    @property
-    def length(self) -> int:
-        return self.places.shape[1]
-
-    @property
-    def batch(self) -> int:
-        """Rows that may differ; 1 where all are alike."""
-        return max(part.shape[0] for part in self._tensors().values())
-
-    def part(self, start: int, stop: int) -> "Side":
-        """The tokens of slots start..stop-1."""
-        return self._map(lambda tensor: tensor[:, start:stop])
-
-    def rows(self, rows: Int[Tensor, "r"]) -> "Side":
-        """The given rows of the batch."""
-        return self._map(lambda tensor: tensor if tensor.shape[0] == 1 else tensor[rows])
-
-    def take(self, order: Int[Tensor, "b s"]) -> "Side":
-        """The tokens of each row in the given order of slots."""
-        return self._map(lambda tensor: take(tensor, order))
-
-    def join(self, later: "Side") -> "Side":
-        """These tokens followed by later ones."""
-        b = max(self.batch, later.batch)
-
-        def both(name: str, fill: bool | int) -> Tensor | None:
-            sides = [(side._tensors().get(name), side.length) for side in (self, later)]
-            known = [part for part, _ in sides if part is not None]
-            if not known:
-                return None
-            return torch.cat(
-                [
-                    known[0].new_full((b, length), fill) if part is None else part.expand(b, -1)
-                    for part, length in sides
-                ],
-                dim=1,
-            )
-
-        return Side(
-            places=torch.cat([self.places.expand(b, -1), later.places.expand(b, -1)], dim=1),
-            positions=torch.cat([side.positions.expand(b, *side.positions.shape[1:]) for side in (self, later)], dim=1),
-            keep=both("keep", True),
-            documents=both("documents", 0),
-            flags=both("flags", False),
-            without=both("without", False),
-            arithmetic=self.arithmetic and later.arithmetic,
-        )
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Side":
-        return replace(self, **{name: function(part) for name, part in self._tensors().items()})
-
-    def _tensors(self) -> dict[str, Tensor]:
-        names = ("places", "positions", "keep", "documents", "flags", "without")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
-
-
-def take(x: Shaped[Tensor, "#b t *rest"], slots: Int[Tensor, "b s"]) -> Shaped[Tensor, "b s *rest"]:
-    """The tokens of the given slots of each row."""
-    x = x.expand(slots.shape[0], *x.shape[1:])
-    return x.gather(1, slots.reshape(*slots.shape, *(1,) * (x.dim() - 2)).expand(*slots.shape, *x.shape[2:]))
-
-
-def side(
-    length: int,
-    device: torch.device,
-    *,
-    start: Int[Tensor, "b 1"] | int = 0,
-    keep: Bool[Tensor, "b t"] | None = None,
-    positions: Int[Tensor, "#b t *a"] | None = None,
-    documents: Int[Tensor, "b t"] | None = None,
-    flags: Bool[Tensor, "b t"] | None = None,
-    without: Bool[Tensor, "b t"] | None = None,
-) -> Side:
-    """The side of `length` tokens, places counted from `start`, positions (where not given) equal to places."""
-    if keep is None:
-        places = start + torch.arange(length, device=device)[None]
-    else:
-        places = start + keep.cumsum(dim=1) - keep.to(torch.int64)
-    arithmetic = positions is None and documents is None
-    return Side(places, places if positions is None else positions, keep, documents, flags, without, arithmetic)
-
-
-def restart(tokens: Side, new: int) -> Side:
-    """The last `new` tokens of a side with their positions counted from 0 again in each document."""
-    last = tokens.part(tokens.length - new, tokens.length)
-    if tokens.documents is None:
-        return last
-    documents, index = tokens.documents.unique(return_inverse=True)
-    places = tokens.places.expand(tokens.documents.shape)
-    real = (
-        places
-        if tokens.keep is None
-        else torch.where(tokens.keep, places, tokens.length + int(places.max()) if tokens.length else 0)
-    )
-    first = places.new_full((places.shape[0], len(documents)), torch.iinfo(places.dtype).max)
-    first = first.scatter_reduce(1, index, real, "amin").gather(1, index[:, tokens.length - new :])
-    return replace(last, positions=(last.places - first).clamp(min=0))
 
 
 def newest(

@@ -8,12 +8,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.attention import softmax
-from anyformer.context import Context, Side
+from anyformer.context import Context
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
 from anyformer.model.build import build_attention, build_position
 from anyformer.pattern.base import Pattern
 from anyformer.position.base import Position, bind
+from anyformer.side import Side
 from anyformer.site import Site
 
 Impl = Literal["auto", "reference", "torch"]

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Context, Encoding, LayerCache, Side, newest, side, sides, take
+from anyformer.context import Context, Encoding, LayerCache, newest, sides
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
+from anyformer.side import Side, side, take
 from anyformer.site import Site
 
 
@@ -203,7 +204,8 @@ class Mixer(nn.Module):
         if self.limit is not None and max(total, 0 if source is None else source.shape[1]) > self.limit:
             longest = max(total, 0 if source is None else source.shape[1])
             raise SpecError(
-                f"{self.name} was built for at most {self.limit} tokens, got {longest}; build with max_length={longest} or shorten the input"
+                f"{self.name} was built for at most {self.limit} tokens, got {longest}; "
+                f"build with max_length={longest} or shorten the input"
             )
 
 

@@ -19,12 +19,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyformer.attention.softmax import attend
-from anyformer.context import Context, Side
+from anyformer.context import Context
 from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer.base import Mixer, left_order, take
 from anyformer.pattern.leaves import Dilated, Flagged
 from anyformer.position.base import Position, bind_sides
+from anyformer.side import Side
 from anyformer.site import Site
 from anyformer.typing import Count, Size
 

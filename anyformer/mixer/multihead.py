@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
-from anyformer.context import Context, Encoding, Side
+from anyformer.context import Context, Encoding
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer.base import Mixer
 from anyformer.position.base import Position, bind_sides
+from anyformer.side import Side
 from anyformer.site import Site
 
 

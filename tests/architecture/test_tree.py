@@ -15,6 +15,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("spec",),
     ("registry", "site"),
     ("forms",),
+    ("side",),
     ("context",),
     ("pattern", "ops"),
     ("position", "attention", "mixer"),

@@ -7,9 +7,10 @@ from linformer.linformer import LinformerSelfAttention
 from torch import Tensor
 
 from anyformer.attention.linformer import Linformer
-from anyformer.context import Context, side
+from anyformer.context import Context
 from anyformer.mixer.base import Mixer
 from anyformer.model.build import build_mixer
+from anyformer.side import side
 from anyformer.site import Site
 
 DIM, HEADS, LENGTH, RANK = 12, 3, 10, 4

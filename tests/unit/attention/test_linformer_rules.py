@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from anyformer.attention.linformer import Linformer, compress
-from anyformer.context import Context, side
+from anyformer.context import Context
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.model.build import build_attention, build_mixer, check, verdict
+from anyformer.side import side
 from anyformer.site import Site
 
 
