@@ -26,6 +26,22 @@ class AllowsPairs(Protocol):
 
 
 @dataclass(frozen=True)
+class Offsets:
+    """The terms of an encoding as tables over a range of offsets r of key minus query.
+
+        s_ij = scale * (q_i + shift) . (k_j + keys[r]) + bias[r],    o_i = sum_j w_ij (v_j + values[r])
+
+    Args:
+        bias: on the scaled logits.  keys: added to keys.  values: added to values.  shift: added to queries.
+    """
+
+    bias: Float[Tensor, "h r"] | None = None
+    keys: Float[Tensor, "h r d"] | None = None
+    values: Float[Tensor, "h r v"] | None = None
+    shift: Float[Tensor, "h d"] | None = None
+
+
+@dataclass(frozen=True)
 class Encoding:
     """A position encoding bound to the positions of one forward: all that an attention may call of it.
 
@@ -37,8 +53,9 @@ class Encoding:
         logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the BIAS, TOEPLITZ and SCORE terms, to be added to the
             scaled logits.
         values: `weights[b h n m] -> [b h n v]`, the sum of the VALUE terms, to be added to the output.
-        offsets: `(low, high) -> [h r]`, the TOEPLITZ table for offsets low..high of key minus query, both included; only
-            where positions are places (`arithmetic`).
+        offsets: `(low, high) -> Offsets`, every term on logits and values as tables over offsets low..high of key minus query,
+            both included; holds where positions are places (`arithmetic`).
+        rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens.
         arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
         learned: whether `logits` may need a gradient of its own. The fused kernel has none for a bias, and choosing by the
             gradient mode would give other bits in inference than in training.
@@ -51,7 +68,8 @@ class Encoding:
     turn_back: Callable[[Tensor], Tensor] | None = None
     logits: Callable[[Tensor, Tensor], Tensor] | None = None
     values: Callable[[Tensor], Tensor] | None = None
-    offsets: Callable[[int, int], Tensor] | None = None
+    offsets: "Callable[[int, int], Offsets] | None" = None
+    rebind: "Callable[[Side, Side], Encoding] | None" = None
     arithmetic: bool = True
     learned: bool = False
 

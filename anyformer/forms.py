@@ -23,7 +23,7 @@ class Form(Enum):
     TOEPLITZ = "adds t[h, pos_k - pos_q] to the scaled logits, given as a table over offsets"
     DECAY = "multiplies weights by exp(-rate[h] * distance), as a running state that fades"
     SCORE = "adds a term of query, key and both positions to the scaled logits"
-    TABLE = "adds q_i . table[bucket(pos_k - pos_q)] to the scaled logits, gathered from a table per query"
+    TABLE = "adds vectors of the offset pos_k - pos_q to keys and values, given as tables over offsets"
     AUGMENT = "appends columns to queries and keys whose product is the term"
     ROW = "adds a term that needs every key between query and key"
     PRODUCT = "replaces the product of query and key"

@@ -1,7 +1,7 @@
 """`attend`: one correct softmax attention over tensors, any pattern and any position encoding."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,8 +16,6 @@ from anyformer.pattern.base import Pattern
 from anyformer.position.base import Position, bind
 from anyformer.side import Side
 from anyformer.site import Site
-
-Impl = Literal["auto", "reference", "torch"]
 
 
 def attend(
@@ -38,7 +36,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
-    impl: Impl = "auto",
+    impl: softmax.Impl = "auto",
 ) -> Float[Tensor, "b h n v"]:
     """Softmax attention of queries over keys and values.
 
@@ -60,7 +58,8 @@ def attend(
         scale: factor on q . k; None: the encoding's own, or d ** -0.5.
         softcap: c in `c * tanh(logits / c)`, before bias and mask; None: none.
         dropout: probability of dropping a weight.
-        impl: "reference" writes the softmax out, "torch" uses the fused kernel, "auto" takes the fused one where it can.
+        impl: "reference" writes the softmax out, "torch" calls the fused dense kernel, "tiles" computes the pattern's pairs only;
+            "auto" takes what is cheapest and can do it.
 
     Raises:
         SpecError: a wrong spec, a spec of an encoding with weights, or an impl that cannot do what was asked.
@@ -71,11 +70,7 @@ def attend(
         q, keys, q_positions, causal=causal, pattern=pattern, mask=mask, bias=bias, softcap=softcap, dropout=dropout
     )
     q, k, context = _place(q, k, context, position)
-    if impl == "torch" and softmax.needs_weights(context):
-        raise SpecError('impl="torch" has no softcap and no term on the values; use impl="reference" or impl="auto"')
-    if impl == "reference":
-        return softmax.attend_with_lse(q, k, v, context, scale)[0]
-    return softmax.attend(q, k, v, context, scale)
+    return softmax.attend(q, k, v, context, scale, impl)
 
 
 def attend_with_lse(
@@ -171,13 +166,7 @@ def _place(q: Tensor, k: Tensor, context: Context, position: str | Position | No
             f"{position.name} is added to token vectors before attention: use Transformer, or add it yourself"
         )
     verdict = check(build_attention("softmax", site), position, site)
-    encoding = bind(
-        position,
-        verdict.forms,
-        context.queries.positions,
-        context.keys.positions,
-        arithmetic=context.queries.arithmetic and context.keys.arithmetic,
-    )
+    encoding = bind(position, verdict.forms, context.queries, context.keys)
     if encoding.rotate is not None:
         q, k = encoding.rotate(q, k)
     return q, k, replace(context, encoding=encoding)

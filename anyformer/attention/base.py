@@ -24,7 +24,8 @@ class Attention(nn.Module):
     summary: ClassVar[str]
     paper: ClassVar[str]
     family: ClassVar[tuple[str, ...]]
-    """Trunk to twig: ("human-made pattern" | "clustering" | "learned pattern" | "fewer keys" | "order of the product" | ..., ...)."""
+    """Trunk to twig, the trunk one of "full", "human-made pattern", "clustering", "learned pattern", "fewer keys", "order of the
+    product", "new framework", "attention-free", "reference line"."""
 
     forms: tuple[Form, ...]
     """Forms of position it can use, best first."""

@@ -1,23 +1,29 @@
 """Softmax attention over any pattern.
 
 Paper: Vaswani et al. 2017, 1706.03762; the patterns name their own.
-Equation: out_i = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the pairs (i, j) that pattern, causality, padding and documents allow.
+Equation: out_i = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the pairs (i, j) that pattern, causality, padding and documents
+    allow.
 Cost: 4 n m d multiply-adds a head on the dense path.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from anyformer.attention._tiles import choose, run
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.pairs import pairs
 from anyformer.site import Site
+
+Impl = Literal["auto", "reference", "torch", "tiles"]
 
 
 class Softmax(Attention):
@@ -32,7 +38,7 @@ class Softmax(Attention):
     summary = "every query reads every key that the pattern allows, weighted by softmax"
     paper = "Vaswani et al. 2017, 1706.03762"
     family = ("full",)
-    forms = (Form.ROTATE, Form.TURN, Form.TOEPLITZ, Form.BIAS, Form.SCORE, Form.VALUE, Form.EMBED)
+    forms = (Form.ROTATE, Form.TURN, Form.TOEPLITZ, Form.BIAS, Form.TABLE, Form.SCORE, Form.VALUE, Form.EMBED)
     refusal = "it reads every pair, yet this form has no reader; use an encoding that embeds, rotates, biases or scores"
     takes_pattern = True
     decodes = "cache"
@@ -63,28 +69,44 @@ def attend(
     v: Float[Tensor, "b k m v"],
     context: Context,
     scale: float | None = None,
+    impl: Impl = "auto",
 ) -> Float[Tensor, "b h n v"]:
-    """Softmax attention under the facts of `context`, through the fused kernel where it can be used.
+    """Softmax attention under the facts of `context`.
 
     Args:
         scale: factor on q . k; None: the encoding's, or d ** -0.5.
+        impl: "tiles" cuts the pairs into tiles, "torch" calls the fused dense kernel, "reference" writes the softmax out; "auto"
+            takes tiles where a pattern leaves few enough pairs, else the fused kernel where that can do it.
+
+    Raises:
+        SpecError: the implementation cannot do what was asked.
     """
     encoding = context.encoding
-    if not needs_weights(context):
-        k, v = _clean(k, context), _clean(v, context)
-        turned = v if encoding.turn is None else encoding.turn(v)
+    path = choose(q, k, context, always=impl == "tiles") if impl in ("auto", "tiles") else None
+    if path is None and impl == "tiles":
+        raise SpecError(
+            'impl="tiles" needs a pattern and terms by offset, no cache and no mask of your own; use impl="auto"'
+        )
+    if impl == "torch" and needs_weights(context):
+        raise SpecError('impl="torch" has no softcap, no learned term on logits and none on values; use impl="auto"')
+    if path is None and (impl == "reference" or needs_weights(context)):
+        return attend_with_lse(q, k, v, context, scale)[0]
+    k, v = _clean(k, context), _clean(v, context)
+    v = v if encoding.turn is None else encoding.turn(v)
+    if path is not None:
+        out = run(path, q, k, v, context, _scale(q, context, scale))
+    else:
         out = ops.fused(
             q,
             k,
-            turned,
+            v,
             allowed=None if context.plainly_causal else pairs(context, q.shape[1]),
             bias=_bias(q, k, context),
             lower_triangle=context.plainly_causal,
             scale=_scale(q, context, scale),
             dropout=context.dropout,
         )
-        return out if encoding.turn_back is None else encoding.turn_back(out)
-    return attend_with_lse(q, k, v, context, scale)[0]
+    return out if encoding.turn_back is None else encoding.turn_back(out)
 
 
 def attend_with_lse(

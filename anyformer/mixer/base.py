@@ -82,7 +82,7 @@ class Mixer(nn.Module):
         """Mix the tokens of `x`, or let them read `source`.
 
         Args:
-            source: the sequence that keys and values come from; None: x itself. When causal, the last query sees the last key.
+            source: the sequence that keys and values come from; None: x itself. The last query sees the last key.
             source_mask: which tokens of the source are real (True); None: all.
             source_positions: positions of the source; None: its places.
             attention_mask: which tokens are real (True or 1): of x, or with a cache `[b, seen + n]` of all tokens so far.
@@ -120,11 +120,8 @@ class Mixer(nn.Module):
         queries, keys = sides(n, x.device, parts, cache, keep)
         if source is not None:
             source, keys = self._source(source, source_mask, source_positions)
-            if self.site.causal:  # the last query sees the last key
-                shifted = queries.places + keys.length - n
-                queries = replace(
-                    queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions
-                )
+            shifted = queries.places + keys.length - n  # the last query sees the last key
+            queries = replace(queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions)
         context = Context(
             causal=self.site.causal,
             queries=queries,

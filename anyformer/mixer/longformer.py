@@ -24,7 +24,7 @@ from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer.base import Mixer, left_order, take
 from anyformer.pattern.leaves import Dilated, Flagged
-from anyformer.position.base import Position, bind_sides
+from anyformer.position.base import Position, bind
 from anyformer.side import Side
 from anyformer.site import Site
 from anyformer.typing import Count, Size
@@ -54,7 +54,16 @@ class Longformer(Mixer):
     summary = "a sliding window, and flagged tokens that read all and are read by all"
     paper = "Beltagy et al. 2020, 2004.05150"
     family = ("human-made pattern", "combined")
-    forms: tuple[Form, ...] = (Form.ROTATE, Form.TURN, Form.TOEPLITZ, Form.BIAS, Form.SCORE, Form.VALUE, Form.EMBED)
+    forms: tuple[Form, ...] = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.TOEPLITZ,
+        Form.BIAS,
+        Form.TABLE,
+        Form.SCORE,
+        Form.VALUE,
+        Form.EMBED,
+    )
     refusal = (
         "it reads chosen pairs one by one, and this form needs every key between two tokens or another product; "
         "use an encoding that embeds, rotates, biases or scores, such as rope or alibi"
@@ -109,7 +118,7 @@ class Longformer(Mixer):
         """Every token as a local one, flagged ones included; heads merged."""
         cache = context.cache
         q, k, v = _heads((self.q, self.k, self.v, self.q_norm, self.k_norm), x, x, self.site.head_dim)
-        encoding = bind_sides(
+        encoding = bind(
             self.position, self.verdict.forms, context.queries, context.keys if cache is None else context.queries
         )
         if encoding.rotate is not None:
@@ -117,7 +126,7 @@ class Longformer(Mixer):
         if cache is not None:
             k = cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
-            encoding = bind_sides(self.position, self.verdict.forms, context.queries, context.keys)
+            encoding = bind(self.position, self.verdict.forms, context.queries, context.keys)
         out = attend(q, k, v, replace(context, pattern=self.pattern, encoding=encoding))
         if cache is not None:
             cache.forget(self.pattern.horizon())
@@ -128,7 +137,7 @@ class Longformer(Mixer):
         slots = left_order(flags)[:, : self.max_globals]
         rows = at(context.queries, slots)
         q, k, v = _heads(tuple(own.values()), take(x, slots), x, self.site.head_dim)
-        encoding = bind_sides(self.position, self.verdict.forms, rows, context.keys)
+        encoding = bind(self.position, self.verdict.forms, rows, context.keys)
         if encoding.rotate is not None:
             q, k = encoding.rotate(q, k)
         out = attend(q, k, v, replace(context, queries=rows, encoding=encoding)).transpose(1, 2).flatten(2)

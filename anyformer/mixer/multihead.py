@@ -14,7 +14,7 @@ from anyformer.context import Context, Encoding
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer.base import Mixer
-from anyformer.position.base import Position, bind_sides
+from anyformer.position.base import Position, bind
 from anyformer.side import Side
 from anyformer.site import Site
 
@@ -101,7 +101,7 @@ class MultiHead(Mixer):
         return self.o(out.transpose(1, 2).flatten(2))
 
     def _encoding(self, queries: Side, keys: Side) -> Encoding:
-        return bind_sides(self.position, self.verdict.forms, queries, keys)
+        return bind(self.position, self.verdict.forms, queries, keys)
 
 
 def _split(x: Float[Tensor, "b t w"], heads: int) -> Float[Tensor, "b h t d"]:

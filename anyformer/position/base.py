@@ -1,13 +1,14 @@
 """The base of every position encoding, and how one is bound to a forward pass."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Encoding
+from anyformer.context import Encoding, Offsets
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.side import Side
@@ -23,7 +24,8 @@ class Position(nn.Module):
         EMBED      embed(x, positions, tokens) -> x          ROTATE    rotate(q, k, q_pos, k_pos) -> (q, k)
         TURN       turn(v, k_pos), turn_back(out, q_pos)     BIAS      bias(head, q_pos, k_pos)
         TOEPLITZ   offsets(low, high) -> [h r]               SCORE     score(q, k, q_pos, k_pos)
-        VALUE      value(weights, q_pos, k_pos)           AUGMENT   augment(q, k, q_pos, k_pos) -> (q, k)
+        TABLE      tables(low, high) -> Offsets              AUGMENT   augment(q, k, q_pos, k_pos) -> (q, k)
+        VALUE      value(weights, q_pos, k_pos)
 
     Positions are integers `[b|1 n]` (`[b|1 n 2]` where `axes` is 2), passed in; no encoding counts for itself.
     BIAS and SCORE are the reference of every faster form of the same term.
@@ -97,6 +99,10 @@ class Position(nn.Module):
         """Term on the scaled logits for offsets low..high of key minus query, both included."""
         raise NotImplementedError
 
+    def tables(self, low: int, high: int) -> Offsets:
+        """Every term on logits and values as tables over offsets low..high of key minus query, both included."""
+        raise NotImplementedError
+
     def score(
         self,
         q: Float[Tensor, "b h n d"],
@@ -131,87 +137,87 @@ class Position(nn.Module):
             )
 
 
-def bind(
-    position: Position,
-    forms: Collection[Form],
-    q_positions: Int[Tensor, "#b n *a"],
-    k_positions: Int[Tensor, "#b m *a"],
-    *,
-    q_without: Bool[Tensor, "b n"] | None = None,
-    k_without: Bool[Tensor, "b m"] | None = None,
-    arithmetic: bool = True,
-) -> Encoding:
-    """Bind an encoding to the positions of one forward.
+def bind(position: Position, forms: Collection[Form], queries: Side, keys: Side) -> Encoding:
+    """Bind an encoding to the two sides of one forward.
 
     Args:
         forms: the forms that were chosen for this pair of attention and encoding.
-        q_without, k_without: tokens that have no position (class and register tokens): no rotation, no bias.
-        arithmetic: whether positions are places.
     """
-    position.admit(q_positions)
-    position.admit(k_positions)
-    chosen = frozenset(forms)
-
-    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if Form.AUGMENT in chosen and (q_without is not None or k_without is not None):
-            raise IncompatibleError(f"{position.name} widens queries and keys here, so every token needs a position")
-        place = position.augment if Form.AUGMENT in chosen else position.rotate
-        placed_q, placed_k = place(q, k, q_positions, k_positions)
-        return _unless(q_without, q, placed_q.to(q.dtype)), _unless(k_without, k, placed_k.to(k.dtype))
-
-    def turn(v: Tensor) -> Tensor:
-        return _unless(k_without, v, position.turn(v, k_positions))
-
-    def turn_back(out: Tensor) -> Tensor:
-        return _unless(q_without, out, position.turn_back(out, q_positions))
-
-    def logits(q: Tensor, k: Tensor) -> Tensor:
-        terms: list[Tensor] = []
-        if chosen & {Form.BIAS, Form.TOEPLITZ}:
-            head = torch.arange(position.site.heads, device=q.device)[:, None, None]
-            terms.append(position.bias(head, q_positions[:, None, :, None], k_positions[:, None, None, :]))
-        if Form.SCORE in chosen:
-            terms.append(position.score(q, k, q_positions, k_positions))
-        total = sum(terms[1:], terms[0])
-        if q_without is not None:
-            total = total.masked_fill(q_without[:, None, :, None], 0.0)
-        return total if k_without is None else total.masked_fill(k_without[:, None, None, :], 0.0)
-
-    def values(weights: Tensor) -> Tensor:
-        if q_without is not None:
-            weights = weights.masked_fill(q_without[:, None, :, None], 0.0)
-        if k_without is not None:
-            weights = weights.masked_fill(k_without[:, None, None, :], 0.0)
-        return position.value(weights, q_positions, k_positions)
+    position.admit(queries.positions)
+    position.admit(keys.positions)
+    bound = _Bound(position, frozenset(forms), queries, keys)
 
     def when(needed: set[Form], function: Callable) -> Callable | None:
-        return function if chosen & needed else None
+        return function if bound.forms & needed else None
 
+    everywhere = queries.without is None and keys.without is None
     return Encoding(
-        forms=chosen,
+        forms=bound.forms,
         scale=position.scale(position.site.head_dim),
-        rotate=when({Form.ROTATE, Form.AUGMENT}, rotate),
-        turn=when({Form.TURN}, turn),
-        turn_back=when({Form.TURN}, turn_back),
-        logits=when({Form.BIAS, Form.TOEPLITZ, Form.SCORE}, logits),
-        values=when({Form.VALUE}, values),
-        offsets=when({Form.TOEPLITZ}, position.offsets),
-        arithmetic=arithmetic and q_without is None and k_without is None,
-        learned=bool(chosen & {Form.SCORE}) or any(True for _ in position.parameters()),
+        rotate=when({Form.ROTATE, Form.AUGMENT}, bound.rotate),
+        turn=when({Form.TURN}, bound.turn),
+        turn_back=when({Form.TURN}, bound.turn_back),
+        logits=when(_ON_LOGITS, bound.logits),
+        values=when({Form.VALUE}, bound.values),
+        offsets=when({Form.TOEPLITZ, Form.TABLE}, bound.offsets),
+        rebind=lambda queries, keys: bind(position, forms, queries, keys),
+        arithmetic=queries.arithmetic and keys.arithmetic and everywhere,
+        learned=bool(bound.forms & {Form.SCORE, Form.TABLE}) or any(True for _ in position.parameters()),
     )
 
 
-def bind_sides(position: Position, forms: Collection[Form], queries: Side, keys: Side) -> Encoding:
-    """`bind` to the two sides of one forward."""
-    return bind(
-        position,
-        forms,
-        queries.positions,
-        keys.positions,
-        q_without=queries.without,
-        k_without=keys.without,
-        arithmetic=queries.arithmetic and keys.arithmetic and queries.length == keys.length,
-    )
+_ON_LOGITS = {Form.BIAS, Form.TOEPLITZ, Form.SCORE, Form.TABLE}
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A position encoding with the sides it is bound to; tokens without a position are neither moved nor biased."""
+
+    position: Position
+    forms: frozenset[Form]
+    queries: Side
+    keys: Side
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        augmented = Form.AUGMENT in self.forms
+        if augmented and (self.queries.without is not None or self.keys.without is not None):
+            raise IncompatibleError(
+                f"{self.position.name} widens queries and keys here, so every token needs a position"
+            )
+        place = self.position.augment if augmented else self.position.rotate
+        placed_q, placed_k = place(q, k, self.queries.positions, self.keys.positions)
+        return _unless(self.queries.without, q, placed_q.to(q.dtype)), _unless(
+            self.keys.without, k, placed_k.to(k.dtype)
+        )
+
+    def turn(self, v: Tensor) -> Tensor:
+        return _unless(self.keys.without, v, self.position.turn(v, self.keys.positions))
+
+    def turn_back(self, out: Tensor) -> Tensor:
+        return _unless(self.queries.without, out, self.position.turn_back(out, self.queries.positions))
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        q_pos, k_pos = self.queries.positions, self.keys.positions
+        terms: list[Tensor] = []
+        if self.forms & {Form.BIAS, Form.TOEPLITZ}:
+            head = torch.arange(self.position.site.heads, device=q.device)[:, None, None]
+            terms.append(self.position.bias(head, q_pos[:, None, :, None], k_pos[:, None, None, :]))
+        if self.forms & {Form.SCORE, Form.TABLE}:
+            terms.append(self.position.score(q, k, q_pos, k_pos))
+        return self._without(sum(terms[1:], terms[0]))
+
+    def values(self, weights: Tensor) -> Tensor:
+        return self.position.value(self._without(weights), self.queries.positions, self.keys.positions)
+
+    def offsets(self, low: int, high: int) -> Offsets:
+        if Form.TOEPLITZ in self.forms:
+            return Offsets(bias=self.position.offsets(low, high))
+        return self.position.tables(low, high)
+
+    def _without(self, pairs: Tensor) -> Tensor:
+        if self.queries.without is not None:
+            pairs = pairs.masked_fill(self.queries.without[:, None, :, None], 0.0)
+        return pairs if self.keys.without is None else pairs.masked_fill(self.keys.without[:, None, None, :], 0.0)
 
 
 def _unless(without: Tensor | None, plain: Tensor, placed: Tensor) -> Tensor:

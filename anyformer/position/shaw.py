@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from anyformer.context import Offsets
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.position.base import Position
@@ -56,10 +57,14 @@ class Shaw(Position):
         """Row of the tables for an offset of key minus query."""
         return offset.clamp(-self.left, self.right) + self.left
 
-    def table(self) -> Float[Tensor, "h r d"]:
-        """TABLE: the vectors whose product with a query is the term on the scaled logits, `scale(d) * aK`."""
-        assert self.key_table is not None, "built without a term on keys"
-        return (self.scale(self.site.head_dim) * self.key_table).expand(self.site.heads, -1, -1)
+    def tables(self, low: int, high: int) -> Offsets:
+        """TABLE: the vectors added to keys and values by offset."""
+        rows = self.bucket(torch.arange(low, high + 1, device=next(self.parameters()).device))
+
+        def by_offset(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[rows].expand(self.site.heads, -1, -1)
+
+        return Offsets(keys=by_offset(self.key_table), values=by_offset(self.value_table))
 
     def score(
         self,
@@ -70,7 +75,8 @@ class Shaw(Position):
     ) -> Float[Tensor, "b h n m"]:
         """`scale(d) * q_i . aK[clip(j - i)]`."""
         wide = torch.promote_types(torch.float32, q.dtype)
-        by_row = q.to(wide) @ self.table().to(wide).mT  # [b h n r]
+        assert self.key_table is not None, "built without a term on keys"
+        by_row = self.scale(self.site.head_dim) * (q.to(wide) @ self.key_table.to(wide).mT)  # [b h n r]
         return by_row.gather(-1, self._rows(q_pos, k_pos).expand(*q.shape[:3], k.shape[2]))
 
     def value(

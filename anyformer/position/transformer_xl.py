@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from anyformer.context import Offsets
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.phases import phases
@@ -45,7 +46,7 @@ class TransformerXL(Position):
             raise SpecError(
                 f"transformer_xl: sinusoids fill the model's width in pairs, expected an even dim, got {site.dim}"
             )
-        self.forms = ((Form.AUGMENT, Form.SCORE),)
+        self.forms = ((Form.AUGMENT, Form.TABLE, Form.SCORE),)
         self.base = base
         self.u = nn.Parameter(torch.empty(site.heads, site.head_dim))
         self.v = nn.Parameter(torch.empty(site.heads, site.head_dim))
@@ -87,6 +88,12 @@ class TransformerXL(Position):
         wide_q = torch.cat([q.to(wide) + self.u.to(wide)[:, None], columns], dim=-1)
         waves = self._waves(k_pos, wide)[:, None].expand(*k.shape[:3], -1)
         return wide_q.to(q.dtype), torch.cat([k, waves.to(k.dtype)], dim=-1)
+
+    def tables(self, low: int, high: int) -> Offsets:
+        """TABLE: queries shifted by u, keys of the offset, and what v - u adds to the logits."""
+        keys = self.offset_keys(low, high)
+        bias = torch.einsum("hrd,hd->hr", keys, (self.v - self.u).to(keys.dtype))
+        return Offsets(bias=self.scale(self.site.head_dim) * bias, keys=keys, shift=self.u)
 
     def offset_keys(self, low: int, high: int) -> Float[Tensor, "h r d"]:
         """`W R(-offset)` of each head for offsets low..high of key minus query."""

@@ -69,13 +69,20 @@ def test_shaw_score_and_value_are_the_written_out_sums() -> None:
     torch.testing.assert_close(position.value(weights, q_pos, k_pos), summed, rtol=0, atol=1e-12)
 
 
-def test_shaw_table_is_the_score() -> None:
-    position = built("shaw(left=2, right=3)")
+@pytest.mark.parametrize("spec", ["shaw(left=2, right=3)", "transformer_xl"])
+def test_tables_by_offset_are_the_score(spec: str) -> None:
+    position = built(spec)
     q, k = states()
-    q_pos, k_pos = torch.arange(5)[None], torch.arange(7)[None]
-    rows = position.bucket(k_pos[0] - q_pos[0, :, None])  # [n m]
-    looked_up = torch.einsum("bhnd,hnmd->bhnm", q, position.table()[:, rows])
-    torch.testing.assert_close(position.score(q, k, q_pos, k_pos), looked_up, rtol=0, atol=1e-12)
+    index = torch.arange(7) - torch.arange(5)[:, None] + 4  # [n m]
+    tables = position.tables(-4, 6)
+    asked = q if tables.shift is None else q + tables.shift[:, None]
+    looked_up = torch.einsum("bhnd,hnmd->bhnm", asked, tables.keys[:, index]) * 0.5
+    if tables.shift is not None:
+        looked_up = looked_up + torch.einsum("hd,bhmd->bhm", tables.shift, k)[:, :, None] * 0.5
+    if tables.bias is not None:
+        looked_up = looked_up + tables.bias[:, index]
+    score = position.score(q, k, torch.arange(5)[None], torch.arange(7)[None])
+    torch.testing.assert_close(score, looked_up, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("spread", [1, 100_000])
@@ -184,4 +191,4 @@ def test_offered_forms() -> None:
     assert built("shaw").forms == ((Form.TABLE, Form.SCORE), (Form.VALUE,))
     assert built("shaw(keys=False)").forms == ((Form.VALUE,),)
     assert built("shaw(values=False)").forms == ((Form.TABLE, Form.SCORE),)
-    assert built("transformer_xl").forms == ((Form.AUGMENT, Form.SCORE),)
+    assert built("transformer_xl").forms == ((Form.AUGMENT, Form.TABLE, Form.SCORE),)

@@ -1,0 +1,292 @@
+"""The layout of a sliding window: blocks of rows against overlapping strided views of one buffer of keys."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.ops.skew import by_column, by_offset, diagonal_sums, toeplitz
+from anyformer.ops.tile import (
+    DEAD,
+    SHUT,
+    Layout,
+    Place,
+    Scratch,
+    document_numbers,
+    document_rows,
+    shut_documents,
+    tiles_at_once,
+    working_dtype,
+)
+
+
+class Extras(NamedTuple):
+    """The optional tensors of a window, see `window_attention`."""
+
+    keep: Tensor | None
+    documents: Tensor | None
+    bias: Tensor | None
+    query_table: Tensor | None
+    value_table: Tensor | None
+    global_keys: Tensor | None
+    global_bias: Tensor | None
+
+
+class Chunk(NamedTuple):
+    """The blocks `start` to `start + count` of a head."""
+
+    number: int
+    start: int
+    count: int
+
+
+class WindowTiles(Layout):
+    """Block t holds rows t * block onwards and reads the global slots and the `span` window slots from t * block on."""
+
+    def __init__(self, q: Tensor, k: Tensor, left: int, right: int, causal: bool, extras: Extras, threads: int):
+        self.n, self.m = q.shape[2], k.shape[2]
+        self.left, self.right, self.causal = left, right, causal
+        self.block = min(block_rows(left + right), self.n)
+        blocks = -(-self.n // self.block)
+        self.global_keys = extras.global_keys
+        self.globals = 0 if extras.global_keys is None else extras.global_keys.shape[1]
+        # rows of scores that are no multiple of 16 long would make every product slower
+        self.span = -(-(self.globals + self.block + left + right) // 16) * 16 - self.globals
+        self.rows = blocks * self.block
+        self.slots = self.globals + (blocks - 1) * self.block + self.span
+        at_once = tiles_at_once(self.block * (self.globals + self.span), threads)
+        starts = range(0, blocks, at_once)
+        self._chunks = [Chunk(number, start, min(at_once, blocks - start)) for number, start in enumerate(starts)]
+        self.scratch = Scratch(working_dtype(q), q.device)
+
+        self.shift = self.globals + left + self.n - self.m  # window key j lies in slot j + shift
+        self.first = max(0, self.globals - self.shift)
+        self.last = max(self.first, min(self.m, self.slots - self.shift))
+        self._close(q.shape[0], extras)
+        self._take_tables(q.shape[1], extras)
+
+    def _close(self, batch: int, extras: Extras) -> None:
+        """What keeps pairs apart: keys that may not be read, documents, global keys that a row meets in its window."""
+        self.closed = self._closed_slots(batch, extras.keep)
+        self._has_closed = [[bool(self.keys(x, row, "closed").any()) for x in self._chunks] for row in self.closed]
+        self.documents = None if extras.documents is None else self._document_slots(extras.documents)
+        no_key = extras.global_keys is not None and bool((extras.global_keys < 0).any())
+        self.unreadable = extras.keep is not None or no_key
+        shut_offsets = extras.bias is not None and bool((extras.bias <= DEAD).any())
+        self.may_die = extras.keep is not None or self.n > self.m or shut_offsets
+        self._shut_globals: list[dict[int, Tensor]] = [{} for _ in range(batch)]
+        if self.global_keys is not None:
+            for keys, shut in zip(self.global_keys, self._shut_globals, strict=True):
+                for chunk in self._near_globals(keys):
+                    shut[chunk.number] = self._shut_columns(keys, chunk)
+
+    def _take_tables(self, heads: int, extras: Extras) -> None:
+        """The learned tables by offset, and room for their gradients."""
+        width = self.block + self.span - 1
+        self.bias = None if extras.bias is None else self._by_offset(extras.bias[..., None], width)[..., 0]
+        self.query_table = None if extras.query_table is None else self._by_offset(extras.query_table, width)
+        self.value_table = None if extras.value_table is None else self._by_offset(extras.value_table, width)
+        self.global_bias = None if extras.global_bias is None else self._global_bias_rows(extras.global_bias)
+        self.d_bias_tiles = None if self.bias is None else self._zeros(heads, self.block, self.span)
+        self.d_query_table = None if self.query_table is None else torch.zeros_like(self.query_table)
+        self.d_value_table = None if self.value_table is None else torch.zeros_like(self.value_table)
+        self.d_global_bias = None if self.global_bias is None else torch.zeros_like(self.global_bias)
+        self._terms_of_head = -1
+
+    def load(self, sample: int, source: Tensor, name: str) -> Tensor:
+        slots = self._fill(self.scratch.take(name, self.slots, source.shape[-1]), sample, source)
+        return slots.masked_fill_(self.closed[sample] < 0, 0.0) if self.unreadable else slots
+
+    def unload(self, sample: int, slots: Tensor, target: Tensor) -> None:
+        total = target if self.global_keys is None else self.scratch.take("unload", *target.shape)
+        total[: self.first].zero_()
+        total[self.first : self.last] = slots[self.first + self.shift : self.last + self.shift]
+        total[self.last :].zero_()
+        if self.global_keys is not None:
+            target.copy_(total.index_add_(0, self.global_keys[sample].clamp(min=0), slots[: self.globals]))
+
+    def chunks(self, sample: int, head: int) -> list[Chunk]:
+        return self._chunks
+
+    def queries(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
+        return rows[self._rows(chunk)].view(chunk.count, self.block, -1)
+
+    def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
+        if not self.globals:
+            return self._windows(slots, chunk.start, chunk.count)
+        tile = self.scratch.take(name, chunk.count, self.globals + self.span, slots.shape[-1])
+        tile[:, : self.globals] = slots[: self.globals]
+        tile[:, self.globals :] = self._windows(slots, chunk.start, chunk.count)
+        return tile
+
+    def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
+        return self.queries(chunk, rows, name)
+
+    def put(self, chunk: Chunk, tile: Tensor, rows: Tensor) -> None:
+        """Nothing to do: the room is the place."""
+
+    def spread(self, chunk: Chunk, tile: Tensor, slots: Tensor) -> None:
+        if self.globals:
+            slots[: self.globals] += tile[:, : self.globals].sum(0)
+        step = -(-self.span // self.block)  # windows this far apart share no key
+        for first in range(min(step, chunk.count)):
+            part = tile[first::step, self.globals :]
+            self._windows(slots, chunk.start + first, part.shape[0], step).add_(part)
+
+    def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
+        if self.query_table is not None:
+            skewed = self._skewed(queries.shape[0])
+            torch.mm(queries.flatten(0, 1), self.query_table[place.head].t(), out=skewed.flatten(0, 1))
+            scores[..., self.globals :].add_(by_column(skewed, self.span), alpha=scale)
+
+    def query_terms_backward(
+        self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
+    ) -> None:
+        if self.query_table is not None and self.d_query_table is not None:
+            skewed = by_offset(d_scores[..., self.globals :], self._skewed(queries.shape[0])).flatten(0, 1)
+            d_queries.flatten(0, 1).addmm_(skewed, self.query_table[place.head], alpha=scale)
+            self.d_query_table[place.head].addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
+
+    def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:
+        if self.value_table is not None:
+            skewed = by_offset(weights[..., self.globals :], self._skewed(weights.shape[0]))
+            out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self.value_table[place.head])
+
+    def value_terms_backward(self, place: Place, weights: Tensor, d_out: Tensor, d_weights: Tensor) -> None:
+        if self.value_table is not None and self.d_value_table is not None:
+            skewed = by_offset(weights[..., self.globals :], self._skewed(weights.shape[0]))
+            self.d_value_table[place.head].addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
+            torch.mm(d_out.flatten(0, 1), self.value_table[place.head].t(), out=skewed.flatten(0, 1))
+            d_weights[..., self.globals :].add_(by_column(skewed, self.span))
+
+    def terms(self, place: Place) -> Tensor:
+        tile = self.scratch.take("terms", self.block, self.globals + self.span)
+        head = 0 if self.bias is None else place.head
+        if head != self._terms_of_head:
+            offsets = self._band() if self.bias is None else self.bias[head].clamp(min=SHUT) + self._band()
+            tile[:, : self.globals] = 0.0
+            tile[:, self.globals :] = toeplitz(offsets, self.span)
+            self._terms_of_head = head
+        return tile
+
+    def restrict(self, place: Place, scores: Tensor) -> bool:
+        sample, chunk = place.sample, place.chunk
+        if self._has_closed[sample][chunk.number]:
+            scores.add_(self.keys(chunk, self.closed[sample], "closed").transpose(1, 2))
+        if self.documents is not None:
+            rows, slots = (x[sample] for x in self.documents)
+            rows, slots = self.queries(chunk, rows, "row_documents"), self.keys(chunk, slots, "slot_documents")
+            shut_documents(scores, rows, slots, self.scratch)
+        shut = self._shut_globals[sample].get(chunk.number)
+        if shut is not None:
+            scores[..., : self.globals].add_(shut)
+        if self.global_bias is not None:
+            scores[..., : self.globals] += self._global_terms(self.global_bias, place)
+        return self.may_die
+
+    def terms_backward(self, place: Place, d_scores: Tensor) -> None:
+        if self.d_bias_tiles is not None:
+            self.d_bias_tiles[place.head] += d_scores[..., self.globals :].sum(0)
+        if self.d_global_bias is not None:
+            self._global_terms(self.d_global_bias, place).add_(d_scores[..., : self.globals])
+
+    def table_gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Those of bias, query_table, value_table and global_bias, once every chunk is done."""
+        d_bias = None
+        if self.d_bias_tiles is not None:
+            d_bias = self.offsets_of(torch.stack([diagonal_sums(tile) for tile in self.d_bias_tiles]))
+        d_query_table = None if self.d_query_table is None else self.offsets_of(self.d_query_table)
+        d_value_table = None if self.d_value_table is None else self.offsets_of(self.d_value_table)
+        d_global_bias = None if self.d_global_bias is None else self.d_global_bias[:, :, : self.n]
+        return d_bias, d_query_table, d_value_table, d_global_bias
+
+    def offsets_of(self, table: Tensor) -> Tensor:
+        """The offsets -left to right among those of a padded table [h w ...]."""
+        return table[:, self.block - 1 : self.block + self.left + self.right]
+
+    def _by_offset(self, table: Tensor, width: int) -> Tensor:
+        """A table by offset [h left+right+1 d] -> [h w d], 0 at the offsets that a tile holds beyond the window."""
+        padded = self._zeros(table.shape[0], width, table.shape[2])
+        self.offsets_of(padded).copy_(table)
+        return padded
+
+    def _band(self) -> Tensor:
+        offsets = self._zeros(1, self.block + self.span - 1) + SHUT
+        self.offsets_of(offsets).zero_()
+        return offsets[0]
+
+    def _fill(self, slots: Tensor, sample: int, source: Tensor) -> Tensor:
+        slots[: self.first + self.shift].zero_()
+        slots[self.first + self.shift : self.last + self.shift] = source[self.first : self.last]
+        slots[self.last + self.shift :].zero_()
+        if self.global_keys is not None:
+            slots[: self.globals] = source[self.global_keys[sample].clamp(min=0)]
+        return slots
+
+    def _closed_slots(self, batch: int, keep: Tensor | None) -> Tensor:
+        """[b slots 1]: SHUT where a slot holds no key that may be read, else 0."""
+        readable = self._zeros(batch, self.slots, 1)
+        for sample in range(batch):
+            source = readable.new_ones(self.m, 1) if keep is None else keep[sample, :, None].to(readable.dtype)
+            self._fill(readable[sample], sample, source)
+            if self.global_keys is not None:
+                readable[sample, : self.globals].masked_fill_(self.global_keys[sample, :, None] < 0, 0.0)
+        return (1.0 - readable) * SHUT
+
+    def _document_slots(self, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Document numbers of the rows [b rows 1] and of the slots [b slots 1]."""
+        numbers = document_numbers(documents)
+        slots = self._zeros(documents.shape[0], self.slots, 1)
+        for sample, row in enumerate(numbers):
+            self._fill(slots[sample], sample, row[:, None].to(slots.dtype))
+        return document_rows(numbers, self.n, self._zeros(documents.shape[0], self.rows, 1)), slots
+
+    def _global_bias_rows(self, bias: Tensor) -> Tensor:
+        """[b|1 h n g] -> [b|1 h rows g], finite."""
+        rows = self._zeros(*bias.shape[:2], self.rows, self.globals)
+        rows[:, :, : self.n] = bias.clamp(min=SHUT)
+        return rows
+
+    def _global_terms(self, bias: Tensor, place: Place) -> Tensor:
+        """A view [C q g] of the rows of one chunk."""
+        sample = place.sample if bias.shape[0] > 1 else 0
+        return self.queries(place.chunk, bias[sample, place.head], "global_bias")
+
+    def _near_globals(self, keys: Tensor) -> list[Chunk]:
+        """The chunks in which a row meets one of the global keys [g] in its window, or may not meet it when causal."""
+        first = torch.tensor([x.start for x in self._chunks], device=keys.device) * self.block + self.m - self.n
+        count = torch.tensor([x.count for x in self._chunks], device=keys.device) * self.block
+        reach = self.m if self.causal else self.right
+        near = (keys >= first[:, None] - self.left) & (keys < (first + count)[:, None] + reach)
+        return [chunk for chunk, is_near in zip(self._chunks, near.any(1).tolist(), strict=True) if is_near]
+
+    def _shut_columns(self, keys: Tensor, chunk: Chunk) -> Tensor:
+        """[C q g]: SHUT where a row meets a global key in its window, or where the key comes after it when causal."""
+        first = chunk.start * self.block + self.m - self.n
+        places = torch.arange(first, first + chunk.count * self.block, device=keys.device)
+        offsets = keys - places.view(chunk.count, self.block, 1)
+        shut = (offsets >= -self.left) & (offsets <= self.right)
+        if self.causal:
+            shut |= offsets > 0
+        return shut.to(self.scratch.dtype) * SHUT
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
+
+    def _skewed(self, count: int) -> Tensor:
+        return self.scratch.take("skewed", count, self.block, self.block + self.span - 1)
+
+    def _rows(self, chunk: Chunk) -> slice:
+        return slice(chunk.start * self.block, (chunk.start + chunk.count) * self.block)
+
+    def _windows(self, slots: Tensor, start: int, count: int, step: int = 1) -> Tensor:
+        """A view [count span d] of the windows of the blocks start, start + step, ..."""
+        width = slots.shape[-1]
+        first = slots.storage_offset() + (self.globals + start * self.block) * width
+        return slots.as_strided((count, self.span, width), (step * self.block * width, width, 1), first)
+
+
+def block_rows(reach: int) -> int:
+    """Rows of a block: a tile computes block + reach columns of which reach + 1 count, but short products are slow."""
+    return min(128, max(32, 16 * round(math.sqrt(10 * reach) / 16)))

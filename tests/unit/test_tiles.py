@@ -1,0 +1,137 @@
+"""Softmax through tiles equals the dense reference: every pattern, every encoding by offset, masks, documents, n != m."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer.attention._tiles import Lists, Window, choose
+from anyformer.context import Context
+from anyformer.errors import SpecError
+from anyformer.pattern.read import pattern_of
+from anyformer.side import side
+from anyformer.spec import parse
+
+PATTERNS = (
+    "Local(5)",
+    "Local(3, 0)",
+    "Local(200)",
+    "Local(4) | Global([0, -1, 7])",
+    "Local(2) | Flagged()",
+    "Strided(5)",
+    "Dilated(2, 1, 3)",
+    "Block(9)",
+    "Local(2) | Strided(4) | Global([0]) | Random(2, seed=3)",
+    "bigbird(block=8, random=1)",
+    "sparse_transformer(length=6, summary=2)",
+    "PerHead((Local(2), 1), (Strided(3) | Global([0]), 3))",
+)
+POSITIONS = ("none", "alibi", "t5", "shaw", "transformer_xl")
+
+
+def _qkv(n: int, m: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    shapes = ((2, 4, n, 8), (2, 2, m, 8), (2, 2, m, 6))
+    return [torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def _encoding(name: str, causal: bool) -> torch.nn.Module:
+    position = af.build_position(name, af.Site(32, 4, kv_heads=2, causal=causal)).double()
+    for parameter in position.parameters():
+        torch.nn.init.normal_(parameter)
+    return position
+
+
+def _compare(q: Tensor, k: Tensor, v: Tensor, extra: list[Tensor], **facts: object) -> None:
+    outs = [af.attend(q, k, v, impl=impl, **facts) for impl in ("tiles", "reference")]  # type: ignore[arg-type]
+    torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
+    seed = torch.randn_like(outs[0])
+    grads = [torch.autograd.grad(out, (q, k, v, *extra), seed, allow_unused=True) for out in outs]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(
+            torch.zeros(()) if ours is None else ours,
+            torch.zeros(()) if theirs is None else theirs,
+            rtol=1e-8,
+            atol=1e-9,
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize(("n", "m"), [(37, 37), (20, 37), (1, 9), (129, 129)])
+def test_every_pattern(text: str, causal: bool, n: int, m: int) -> None:
+    if causal and "-1" in text:
+        text = text.replace(", -1", "")
+    keep = torch.arange(m) < torch.tensor([[m], [max(m - 6, 1)]])
+    flags = torch.zeros(2, m, dtype=torch.bool)
+    flags[0, [0, m // 2]] = True
+    flags[1, m - 1] = True
+    q, k, v = _qkv(n, m)
+    _compare(q, k, v, [], pattern=pattern_of(parse(text)), causal=causal, attention_mask=keep, global_mask=flags)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize(
+    "text", ["Local(5)", "Local(3, 1)", "Local(4) | Global([0, 6])", "Strided(4)", "bigbird(block=8)"]
+)
+def test_every_encoding_by_offset(text: str, name: str, causal: bool) -> None:
+    q, k, v = _qkv(40, 40)
+    v = torch.randn(2, 2, 40, 8, dtype=torch.float64, requires_grad=True)
+    position = _encoding(name, causal)
+    facts = {"pattern": pattern_of(parse(text)), "causal": causal, "position": position}
+    by_vectors = name in ("shaw", "transformer_xl")
+    if by_vectors and text not in ("Local(5)", "Local(3, 1)"):
+        with pytest.raises(SpecError, match='impl="tiles" needs'):
+            af.attend(q, k, v, impl="tiles", **facts)
+        return
+    _compare(q, k, v, list(position.parameters()), **facts)
+
+
+def test_documents() -> None:
+    q, k, v = _qkv(40, 40)
+    documents = torch.tensor([[0] * 15 + [1] * 25, [2] * 40])
+    for text in ("Local(6) | Global([0])", "bigbird(block=8)"):
+        _compare(q, k, v, [], pattern=pattern_of(parse(text)), document_ids=documents, causal=True)
+
+
+def test_a_layer_with_padding_on_any_side() -> None:
+    layer = af.MultiHead(32, 4, attention="Local(3) | Global([0])", position="alibi", max_length=512).double()
+    x = torch.randn(2, 400, 32, dtype=torch.float64)
+    keep = torch.rand(2, 400) > 0.3
+    out = layer(x, attention_mask=keep)
+    for row in range(2):
+        alone = layer(x[row : row + 1, keep[row]])
+        torch.testing.assert_close(out[row : row + 1, keep[row]], alone, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "kind"),
+    [
+        ("Local(64)", 100, None),
+        ("Local(64)", 4096, Window),
+        ("Local(64) | Global([0])", 4096, Window),
+        ("Local(3000)", 4096, None),
+        ("bigbird(block=64)", 4096, Lists),
+        ("bigbird(block=64)", 256, None),
+        ("Strided(2)", 512, Lists),
+        ("Full()", 4096, None),
+    ],
+)
+def test_tiles_where_they_pay(text: str, n: int, kind: type | None) -> None:
+    q = torch.empty(1, 2, n, 4)
+    tokens = side(n, q.device)
+    path = choose(q, q, Context(causal=False, queries=tokens, keys=tokens, pattern=pattern_of(parse(text))))
+    assert path is None if kind is None else isinstance(path, kind)
+
+
+def test_memory_follows_the_window() -> None:
+    q, k, v = (torch.randn(1, 2, 20000, 16) for _ in range(3))
+    out = af.attend(q, k, v, pattern=af.Local(32) | af.Global([0]))  # 20000 x 20000 pairs would need 1.6 GB a head
+    right = af.attend(q[:, :, 9990:10010], k[:, :, 9900:10100], v[:, :, 9900:10100], mask=_near(), impl="reference")
+    without_global = af.attend(q, k, v, pattern=af.Local(32))[:, :, 9990:10010]
+    torch.testing.assert_close(without_global, right, rtol=0, atol=1e-5)
+    assert out.shape == q.shape
+
+
+def _near() -> Tensor:
+    return ((torch.arange(200) - torch.arange(90, 110)[:, None]).abs() <= 32)[None, None]
