@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anyformer.model.build import check as check
     from anyformer.model.config import ModelConfig as ModelConfig
     from anyformer.model.transformer import Transformer as Transformer
-    from anyformer.pattern.base import PerHead as PerHead
     from anyformer.pattern.leaves import Block as Block
     from anyformer.pattern.leaves import Causal as Causal
     from anyformer.pattern.leaves import Dilated as Dilated
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from anyformer.pattern.leaves import Full as Full
     from anyformer.pattern.leaves import Global as Global
     from anyformer.pattern.leaves import Local as Local
+    from anyformer.pattern.leaves import PerHead as PerHead
     from anyformer.pattern.leaves import Random as Random
     from anyformer.pattern.leaves import RandomBlocks as RandomBlocks
     from anyformer.pattern.leaves import Strided as Strided
@@ -50,7 +50,6 @@ _HOMES = {
     "anyformer.model.build": ("MultiHead", "build_attention", "build_mixer", "build_position", "check"),
     "anyformer.model.config": ("ModelConfig",),
     "anyformer.model.transformer": ("Transformer",),
-    "anyformer.pattern.base": ("PerHead",),
     "anyformer.pattern.leaves": (
         "Block",
         "Causal",
@@ -59,6 +58,7 @@ _HOMES = {
         "Full",
         "Global",
         "Local",
+        "PerHead",
         "Random",
         "RandomBlocks",
         "Strided",

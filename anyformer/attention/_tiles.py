@@ -59,6 +59,8 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         return None
     if terms or ((encoding.logits is not None or encoding.values is not None) and not by_offset) or not n * m:
         return None
+    if _keys_meet_table(encoding.offsets):
+        return None
     if len(pattern.groups_of(heads, context.layer)) == 1:
         parts = decompose(pattern.at(0, context.layer), causal=context.causal)
         window = _window(parts, n, m)
@@ -91,6 +93,11 @@ def _bias_only(offsets: object) -> bool:
         return True
     tables: Offsets = offsets(0, 0)  # type: ignore[operator]  # a callable, checked above
     return tables.keys is None and tables.values is None
+
+
+def _keys_meet_table(offsets: object) -> bool:
+    """Tiles look rows up for queries only."""
+    return offsets is not None and offsets(0, 0).queries is not None  # type: ignore[operator]  # a callable, as above
 
 
 def _globals_fit(window: Window, offsets: object) -> bool:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import reduce
 
+from anyformer.pattern._algebra import Or
 from anyformer.pattern._facts import Band
-from anyformer.pattern.base import Or, Pattern
+from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import Causal, Flagged, Full, Global, Local
 
 
@@ -32,7 +33,7 @@ class Parts:
 
     def _hubs(self) -> Pattern | None:
         parts = [*([Global(self.tokens)] if self.tokens else []), *([Flagged()] if self.flagged else [])]
-        return reduce(Or.of, parts) if parts else None
+        return reduce(Pattern.__or__, parts) if parts else None
 
     def _band(self) -> Pattern | None:
         match self.band:
@@ -67,9 +68,11 @@ def decompose(pattern: Pattern, *, causal: bool = False) -> Parts:
     bands = [term for term in terms if term.traits(causal).band is not None]
     tokens = tuple(dict.fromkeys(token for term in terms if isinstance(term, Global) for token in term.tokens))
     others = [term for term in terms if term not in bands and not isinstance(term, Global | Flagged)]
-    parts = Parts(tokens, Flagged() in terms, reduce(Or.of, bands).band(causal=causal) if bands else None, None)
+    parts = Parts(
+        tokens, Flagged() in terms, reduce(Pattern.__or__, bands).band(causal=causal) if bands else None, None
+    )
     if not others:
         return parts
     outside = [~part for part in (parts._band(), parts._hubs()) if part is not None]
-    rest = reduce(Pattern.__and__, outside, reduce(Or.of, others))
+    rest = reduce(Pattern.__and__, outside, reduce(Pattern.__or__, others))
     return Parts(parts.tokens, parts.flagged, parts.band, rest)

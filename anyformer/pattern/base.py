@@ -13,9 +13,9 @@ reads back.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -201,17 +201,9 @@ class Pattern(ABC):
 
     def at(self, head: int, layer: int = 0) -> "Pattern":
         """The pattern of one head and layer, without PerHead and PerLayer."""
-        match self:
-            case PerHead():
-                numbers = [i for i, (_, count) in enumerate(self.groups) for _ in range(count)]
-                return self.groups[numbers[head]][0].at(head, layer)
-            case PerLayer():
-                return self.patterns[layer % len(self.patterns)].at(head, layer)
-            case Or() | And():
-                return reduce(type(self).of, [part.at(head, layer) for part in self.parts])
-            case Not():
-                return ~self.part.at(head, layer)
-        return self
+        from anyformer.pattern import _algebra
+
+        return _algebra.resolve(self, head, layer)
 
     def groups_of(self, heads: int | range, layer: int = 0) -> "list[tuple[Pattern, range]]":
         """Neighbouring heads of equal pattern, with their original numbers.
@@ -229,21 +221,10 @@ class Pattern(ABC):
         Raises:
             SpecError: a PerHead has another number of heads, or the pattern has no causal form.
         """
+        from anyformer.pattern import _algebra
+
         self.traits(causal)
-        numbers = tuple(range(heads)) if isinstance(heads, int) else tuple(heads)
-        if not numbers:
-            raise SpecError(
-                f"expected heads as a number of at least 1 or a range of numbers, got {heads!r}; for example heads=8"
-            )
-        for node in walk(self):
-            if isinstance(node, PerHead):
-                total = sum(count for _, count in node.groups)
-                fits = total == heads if isinstance(heads, int) else max(numbers) < total
-                if not fits:
-                    raise SpecError(
-                        f"{node!r} is for {total} query heads, the layer has {heads}; make the counts sum to {heads}"
-                    )
-        return numbers
+        return _algebra.head_numbers(self, heads)
 
     def text(self, n: int = 64, width: int = 64, *, head: int = 0, causal: bool = False) -> str:
         """A small drawing, queries downwards and keys to the right: a character is darker the more of its pairs are
@@ -261,13 +242,19 @@ class Pattern(ABC):
         return "\n".join("".join(shades[int(each)] for each in line).rstrip() for line in level)
 
     def __or__(self, other: "Pattern") -> "Pattern":
-        return Or.of(self, other) if isinstance(other, Pattern) else NotImplemented
+        from anyformer.pattern import _algebra
+
+        return _algebra.join(_algebra.Or, self, other) if isinstance(other, Pattern) else NotImplemented
 
     def __and__(self, other: "Pattern") -> "Pattern":
-        return And.of(self, other) if isinstance(other, Pattern) else NotImplemented
+        from anyformer.pattern import _algebra
+
+        return _algebra.join(_algebra.And, self, other) if isinstance(other, Pattern) else NotImplemented
 
     def __invert__(self) -> "Pattern":
-        return self.part if isinstance(self, Not) else Not(self)
+        from anyformer.pattern import _algebra
+
+        return self.part if isinstance(self, _algebra.Not) else _algebra.Not(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -289,177 +276,6 @@ class Pattern(ABC):
         if longest is not None and longest > m:
             raise SpecError(f"expected facts of at most the {m} keys there are, got a length of {longest}")
         return m, self.check(heads, causal=facts.causal), facts
-
-
-@dataclass(frozen=True, repr=False)
-class Or(Pattern):
-    """Pairs that any part allows, written `a | b`."""
-
-    parts: tuple[Pattern, ...]
-
-    @staticmethod
-    def of(left: Pattern, right: Pattern) -> Pattern:
-        """The union, with nested unions flattened and each part once."""
-        return _joined(Or, left, right)
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        return reduce(torch.logical_or, [part.meets(batch, head, q, k, facts) for part in self.parts])
-
-    def cover(self, grid: Grid) -> Cover:
-        return reduce(Cover.__or__, [part.cover(grid) for part in self.parts])
-
-    def traits(self, causal: bool) -> Traits:
-        return Traits.of_union([part.traits(causal) for part in self.parts])
-
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.parts))
-
-
-@dataclass(frozen=True, repr=False)
-class And(Pattern):
-    """Pairs that all parts allow, written `a & b`."""
-
-    parts: tuple[Pattern, ...]
-
-    @staticmethod
-    def of(left: Pattern, right: Pattern) -> Pattern:
-        """The intersection, with nested intersections flattened and each part once."""
-        return _joined(And, left, right)
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        return reduce(torch.logical_and, [part.meets(batch, head, q, k, facts) for part in self.parts])
-
-    def cover(self, grid: Grid) -> Cover:
-        return reduce(Cover.__and__, [part.cover(grid) for part in self.parts])
-
-    def traits(self, causal: bool) -> Traits:
-        return Traits.of_intersection([part.traits(causal) for part in self.parts])
-
-    def __repr__(self) -> str:
-        return " & ".join(_bracketed(part, Or) for part in self.parts)
-
-
-@dataclass(frozen=True, repr=False)
-class Not(Pattern):
-    """Pairs that the part does not allow, written `~a`; no key after the query when causal."""
-
-    part: Pattern
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        return ~self.part.meets(batch, head, q, k, facts)
-
-    def cover(self, grid: Grid) -> Cover:
-        return ~self.part.cover(grid)
-
-    def traits(self, causal: bool) -> Traits:
-        return Traits(depends=self.part.traits(causal).depends)
-
-    def __repr__(self) -> str:
-        return "~" + _bracketed(self.part, (Or, And))
-
-
-@dataclass(frozen=True, repr=False, init=False)
-class PerHead(Pattern):
-    """A pattern of its own for each run of query heads: `PerHead((Local(64), 4), (bigbird(), 4))`.
-
-    Args:
-        groups: (pattern, number of query heads), in the order of the heads. Patterns see the original head numbers.
-
-    Raises:
-        SpecError: no group, or one that is not a pattern with a count of at least 1.
-    """
-
-    groups: tuple[tuple[Pattern, int], ...]
-
-    def __init__(self, *groups: tuple[Pattern, int]) -> None:
-        right = all(isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], Pattern) for group in groups)
-        if not groups or not right:
-            raise SpecError(
-                f"PerHead: expected pairs of a pattern and a number of heads, got {groups!r}; for example {_PER_HEAD}"
-            )
-        for _, count in groups:
-            whole_number("PerHead", "a number of heads", count, 1, _PER_HEAD)
-        object.__setattr__(self, "groups", groups)
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        met, start = [], 0
-        for pattern, count in self.groups:
-            met.append(pattern.meets(batch, head, q, k, facts) & (head >= start) & (head < start + count))
-            start += count
-        return reduce(torch.logical_or, met)
-
-    def cover(self, grid: Grid) -> Cover:
-        return self.at(grid.head, grid.facts.layer).cover(grid)
-
-    def traits(self, causal: bool) -> Traits:
-        common = Traits.of_either([pattern.traits(causal) for pattern, _ in self.groups])
-        return replace(common, depends=common.depends | {"head"})
-
-    def __repr__(self) -> str:
-        return f"PerHead({', '.join(map(repr, self.groups))})"
-
-
-@dataclass(frozen=True, repr=False, init=False)
-class PerLayer(Pattern):
-    """A pattern of its own for each layer, in turn: layer i has pattern i % (number of patterns).
-
-    Args:
-        patterns: at least one.
-
-    Raises:
-        SpecError: there is none, or one is no pattern.
-    """
-
-    patterns: tuple[Pattern, ...]
-
-    def __init__(self, *patterns: Pattern) -> None:
-        if not patterns or not all(isinstance(pattern, Pattern) for pattern in patterns):
-            raise SpecError(
-                f"PerLayer: expected patterns, got {patterns!r}; for example PerLayer(Local(64), Strided(64))"
-            )
-        object.__setattr__(self, "patterns", patterns)
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        return self.patterns[facts.layer % len(self.patterns)].meets(batch, head, q, k, facts)
-
-    def cover(self, grid: Grid) -> Cover:
-        return self.at(grid.head, grid.facts.layer).cover(grid)
-
-    def traits(self, causal: bool) -> Traits:
-        common = Traits.of_either([pattern.traits(causal) for pattern in self.patterns])
-        return replace(common, depends=common.depends | {"layer"})
-
-    def __repr__(self) -> str:
-        return f"PerLayer({', '.join(map(repr, self.patterns))})"
-
-
-_PER_HEAD = "PerHead((Local(64), 4), (Full(), 4))"
-
-
-def walk(pattern: Pattern) -> Iterator[Pattern]:
-    """The pattern and every pattern inside it."""
-    yield pattern
-    inner: tuple[Pattern, ...] = ()
-    match pattern:
-        case Or(parts=inner) | And(parts=inner) | PerLayer(patterns=inner):
-            pass
-        case Not(part=part):
-            inner = (part,)
-        case PerHead(groups=groups):
-            inner = tuple(part for part, _ in groups)
-    for part in inner:
-        yield from walk(part)
-
-
-def _joined(kind: type[Or] | type[And], left: Pattern, right: Pattern) -> Pattern:
-    parts = dict.fromkeys(
-        part for side in (left, right) for part in (side.parts if isinstance(side, kind) else (side,))
-    )
-    return kind(tuple(parts)) if len(parts) > 1 else left
-
-
-def _bracketed(pattern: Pattern, weaker: type | tuple[type, ...]) -> str:
-    return f"({pattern!r})" if isinstance(pattern, weaker) else repr(pattern)
 
 
 def _cover(pattern: Pattern, grid: Grid) -> Cover:

@@ -5,8 +5,9 @@ from textwrap import fill
 
 import torch
 
+from anyformer.pattern._algebra import Or
 from anyformer.pattern._facts import whole_number
-from anyformer.pattern.base import Or, Pattern
+from anyformer.pattern.base import Pattern
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442")

@@ -14,9 +14,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from anyformer.errors import SpecError
+from anyformer.pattern._algebra import PerHead, PerLayer
 from anyformer.pattern._facts import Facts, Places, Traits, whole_number
 from anyformer.pattern._random import Random, RandomBlocks
-from anyformer.pattern.base import Pattern, PerHead, PerLayer
+from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import SOME, WHOLE, Cover, Grid
 from anyformer.typing import Count, Size
 

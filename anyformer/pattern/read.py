@@ -3,7 +3,8 @@
 import inspect
 
 from anyformer.errors import SpecError
-from anyformer.pattern.base import Pattern, PerHead, PerLayer
+from anyformer.pattern._algebra import PerHead, PerLayer
+from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import LEAVES, SLOT_NAMES
 from anyformer.registry import Method, bind, find, names, unknown
 from anyformer.spec import Spec, parse

@@ -11,8 +11,9 @@ Not causal (not in the paper): the symmetric closure, a pair is allowed if the c
 from typing import Literal
 
 from anyformer.errors import SpecError
+from anyformer.pattern._algebra import PerHead, PerLayer
 from anyformer.pattern._facts import whole_number
-from anyformer.pattern.base import Pattern, PerHead, PerLayer
+from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import Block, Columns, Local, Strided
 from anyformer.typing import Size
 

@@ -220,7 +220,8 @@ def test_parts():
     assert parts.rest.traits(False).stride == 8
     assert decompose(Local(4), causal=True).band == (4, 0)
     assert decompose(bigbird()).rest == bigbird()
-    for pattern in (Causal() | Local(0, 3), ~Causal() | Local(2, 0), Causal(), Full()):
+    united = (Causal() | Local(0, 3), ~Causal() | Local(2, 0), Causal(), Full(), Local(2) | Global([0, 5]) | Strided(4))
+    for pattern in united:
         assert torch.equal(sum(part.dense(9).long() for part in decompose(pattern).disjoint()), pattern.dense(9).long())
     with pytest.raises(SpecError, match="a causal layer does not know its last token"):
         decompose(Global([-1]), causal=True)
@@ -230,7 +231,7 @@ FLEX = [
     Local(3) | Global([0, -1]) | Random(2, mutual=True) | Flagged(),
     PerHead((Strided(3) | Columns(5, 2), 1), (bigbird(4, 1), 1)),
     ~RandomBlocks(3, 2),
-    Local(3),
+    Local(40),
 ]
 
 
@@ -245,7 +246,7 @@ def spread(count, index, shape):
     return named.any(dim=-2).expand(*shape, *index.shape[2:])
 
 
-@pytest.mark.parametrize("n, m", [(32, 32), (24, 37), (1, 5)])
+@pytest.mark.parametrize("n, m", [(32, 32), (24, 37), (29, 32), (1, 5)])
 @pytest.mark.parametrize("pattern", FLEX, ids=repr)
 def test_block_masks_hold_the_same_pairs(pattern, n, m):
     facts = two_samples(m)
