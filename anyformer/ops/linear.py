@@ -183,7 +183,7 @@ def _operands(
             repeat_heads(v, heads),
             None if k_den is None else repeat_heads(k_den, heads),
         )
-    if documents is not None:
+    if documents is not None and m > 0:
         cut = _starts(documents, keep)[:, None, documents.shape[1] - m :]
         fade = torch.where(cut, -math.inf, q.new_zeros((), dtype=torch.float32) if fade is None else fade)
     return Operands(q, k, v, q_den, k_den, fade, hidden)
@@ -297,11 +297,11 @@ def _both_directions(x: Operands, rule: Rule) -> Tensor:
 
 def _read(x: Operands, state: LinearState, rule: Rule) -> tuple[Tensor, Tensor]:
     """Numerator [b h n v] and denominator [b h n] of queries that all read one state."""
-    groups, n = state.z.shape[1], x.q.shape[2]
+    groups, (heads, n) = state.z.shape[1], x.q.shape[1:3]
 
     def read(q: Tensor, sums: Tensor) -> Tensor:
-        q = q.unflatten(1, (groups, -1)).flatten(2, 3)
-        return (q @ sums).unflatten(2, (-1, n)).flatten(1, 2)
+        q = q.unflatten(1, (groups, heads // groups)).flatten(2, 3)
+        return (q @ sums).unflatten(2, (heads // groups, n)).flatten(1, 2)
 
     q = mapped(x.q.to(working(x)), rule.features)
     return read(q, state.s), read(q if x.q_den is None else x.q_den.to(working(x)), state.z.unsqueeze(-1)).squeeze(-1)
