@@ -29,7 +29,7 @@ test-all: .venv/ready-dev  ## every admitted pair of attention and position agai
 	ANYFORMER_PLAIN=1 $(BIN)/python -m pytest -n auto
 
 docs: .venv/ready-dev
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 demo: .venv/ready-dev
 	rm -rf build/demo
