@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from anyformer.forms import Form
-from anyformer.side import Side, restart, side, take
+from anyformer.side import Side, left_order, restart, side, take
 
 Pair = tuple[Tensor, Tensor]
 
@@ -29,16 +29,18 @@ class AllowsPairs(Protocol):
 class Offsets:
     """The terms of an encoding as tables over a range of offsets r of key minus query.
 
-        s_ij = scale * (q_i + shift) . (k_j + keys[r]) + bias[r],    o_i = sum_j w_ij (v_j + values[r])
+        s_ij = scale * ((q_i + shift) . (k_j + keys[r]) + k_j . queries[r]) + bias[r],    o_i = sum_j w_ij (v_j + values[r])
 
     Args:
         bias: on the scaled logits.  keys: added to keys.  values: added to values.  shift: added to queries.
+        queries: met by keys.
     """
 
     bias: Float[Tensor, "h r"] | None = None
     keys: Float[Tensor, "h r d"] | None = None
     values: Float[Tensor, "h r v"] | None = None
     shift: Float[Tensor, "h d"] | None = None
+    queries: Float[Tensor, "h r d"] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ class LayerCache:
             keep = self.given[:, :length]
             stays = self.side.places < keep.sum(dim=1, keepdim=True)
             stays = stays if self.side.keep is None else stays & self.side.keep
-            order = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, :length]
+            order = left_order(stays)[:, :length]
             kept = replace(self.side, keep=stays).take(order)
             slots = {name: take(tensor, order) for name, tensor in self.slots.items()}
         self._empty()

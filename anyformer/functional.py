@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.attention import softmax
-from anyformer.context import Context
+from anyformer.context import Context, Encoding
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
 from anyformer.model.build import build_attention, build_position
@@ -54,12 +54,13 @@ def attend(
         mask: your own pairs, True where they may meet; read densely.
         bias: your own term on the scaled logits; read densely, with gradient.
         position: an encoding: a spec without weights such as "rope" or "alibi", or a module from `af.build_position`.
-        q_positions, k_positions: what the encoding reads; None: the places.
+        q_positions: what the encoding reads of the queries; None: their places.
+        k_positions: the same of the keys.
         scale: factor on q . k; None: the encoding's own, or d ** -0.5.
         softcap: c in `c * tanh(logits / c)`, before bias and mask; None: none.
         dropout: probability of dropping a weight.
-        impl: "reference" writes the softmax out, "torch" calls the fused dense kernel, "tiles" computes the pattern's pairs only;
-            "auto" takes what is cheapest and can do it.
+        impl: "reference" writes the softmax out, "torch" calls the fused dense kernel, "tiles" computes the pattern's pairs only,
+            "flex" the same through FlexAttention (no gradient on a CPU); "auto" takes what is cheapest and can do it.
 
     Raises:
         SpecError: a wrong spec, a spec of an encoding with weights, or an impl that cannot do what was asked.
@@ -146,7 +147,8 @@ def _context(q: Tensor, keys: Side, q_positions: Tensor | None, *, causal: bool,
         documents=None if documents is None else documents[:, m - n :],
         arithmetic=q_positions is None,
     )
-    return Context(causal=causal, queries=queries, keys=keys, **facts)
+    # torch.compile cannot call a field's factory
+    return Context(causal=causal, queries=queries, keys=keys, encoding=Encoding(), **facts)
 
 
 def _place(q: Tensor, k: Tensor, context: Context, position: str | Position | None) -> tuple[Tensor, Tensor, Context]:

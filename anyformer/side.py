@@ -87,13 +87,20 @@ class Side:
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("places", "positions", "keep", "documents", "flags", "without")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
+        parts = {name: getattr(self, name) for name in names}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def take(x: Shaped[Tensor, "#b t *rest"], slots: Int[Tensor, "b s"]) -> Shaped[Tensor, "b s *rest"]:
     """The tokens of the given slots of each row."""
     x = x.expand(slots.shape[0], *x.shape[1:])
     return x.gather(1, slots.reshape(*slots.shape, *(1,) * (x.dim() - 2)).expand(*slots.shape, *x.shape[2:]))
+
+
+def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The slots of each row with real tokens first, order kept; without a stable sort, which ONNX does not have."""
+    rank = torch.where(keep, keep.cumsum(dim=1), keep.sum(dim=1, keepdim=True) + (~keep).cumsum(dim=1)) - 1
+    return torch.zeros_like(rank).scatter(1, rank, torch.arange(keep.shape[1], device=keep.device).expand_as(rank))
 
 
 def side(

@@ -1,6 +1,7 @@
 """Softmax attention through tiles: windows, global tokens and lists of blocks, without an n x m tensor."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -9,12 +10,14 @@ from torch import Tensor
 from anyformer.context import Context, Offsets
 from anyformer.forms import Form
 from anyformer.ops.blocks import block_attention
+from anyformer.ops.composite import window_attention_composite
 from anyformer.ops.softmax import dense, repeat_heads
 from anyformer.ops.window import window_attention
 from anyformer.pattern import Parts, decompose
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import BlockLayout
 from anyformer.pattern.pairs import facts, pairs
+from anyformer.side import left_order
 
 _BLOCK = 64
 _ROW = 128  # queries of a tile that a window is cut into
@@ -61,14 +64,15 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         return None
     if _keys_meet_table(encoding.offsets):
         return None
-    if len(pattern.groups_of(heads, context.layer)) == 1:
-        parts = decompose(pattern.at(0, context.layer), causal=context.causal)
-        window = _window(parts, n, m)
-        if window is not None and _globals_fit(window, encoding.offsets):
-            cost = (window.left + window.right + _ROW) / m
-            return window if always or cost * _OVERHEAD < 1 else None
-    if context.queries.flags is not None or not _bias_only(encoding.offsets):
-        return None
+    traced = torch.compiler.is_compiling()
+    if traced and context.queries.flags is not None:
+        return None  # the number of flagged tokens would be a size
+    window = _window(_common_parts(pattern, heads, context.layer, context.causal), n, m)
+    if window is not None and _globals_fit(window, encoding.offsets):
+        dense_is_cheaper = _OVERHEAD * (window.left + window.right + _ROW) >= m
+        return window if always or not _known(dense_is_cheaper) else None
+    if traced or context.queries.flags is not None or not _bias_only(encoding.offsets):
+        return None  # the lists follow from the length, which a graph does not know
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
     return Lists(layout) if always or layout.density * _OVERHEAD < 1 else None
 
@@ -80,8 +84,28 @@ def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: fl
     return _band(path, q, k, v, context, scale)
 
 
-def _window(parts: Parts, n: int, m: int) -> Window | None:
-    if parts.band is None or parts.rest is not None:
+def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
+    """The parts of the pattern of all heads; None where heads differ."""
+    if len(pattern.groups_of(heads, layer)) > 1:
+        return None
+    return decompose(pattern.at(0, layer), causal=causal)
+
+
+# what `torch.compiler.assume_constant_result` sets: calling that would load the compiler on import
+_common_parts._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _known(condition: bool) -> bool:
+    """Whether a condition on lengths holds; while tracing, whether it does for every length that the graph will serve."""
+    if not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
+def _window(parts: Parts | None, n: int, m: int) -> Window | None:
+    if parts is None or parts.band is None or parts.rest is not None:
         return None
     reach = max(n, m)
     left, right = (reach if side is None else side for side in parts.band)
@@ -112,7 +136,8 @@ def _band(path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale
     if slots is not None and context.encoding.logits is not None:
         columns = _column_bias(slots, q, k, context)
     shifted = q if tables.shift is None else q + tables.shift[:, None].to(q.dtype)
-    out, _ = window_attention(
+    attend = window_attention_composite if torch.compiler.is_exporting() else partial(window_attention, want_lse=False)
+    out, _ = attend(
         shifted,
         k,
         v,
@@ -129,7 +154,6 @@ def _band(path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale
         scale=scale,
         softcap=context.softcap,
         dropout=context.dropout,
-        want_lse=False,
     )
     return out if slots is None or context.causal else _with_global_rows(out, slots, q, k, v, context, scale)
 
@@ -146,7 +170,7 @@ def _lists(layout: BlockLayout, q: Tensor, k: Tensor, v: Tensor, context: Contex
     if order is not None:
         q, k, v = (part[:, :, order] for part in (q, k, v))
         keep, documents = (None if part is None else part[:, order] for part in (keep, documents))
-    partial, masks = _masks(layout, context, q.shape[1])
+    numbers, masks = _masks(layout, context, q.shape[1])
     out, _ = block_attention(
         q,
         k,
@@ -154,7 +178,7 @@ def _lists(layout: BlockLayout, q: Tensor, k: Tensor, v: Tensor, context: Contex
         block=layout.block,
         offsets=layout.offsets.to(q.device),
         keys=layout.keys.to(q.device),
-        partial=partial,
+        partial=numbers,
         masks=masks,
         keep=keep,
         documents=documents,
@@ -194,9 +218,9 @@ def _masks(layout: BlockLayout, context: Context, heads: int) -> tuple[Tensor | 
         q, k = (order[part.clamp(max=layout.m - 1)] for part in (q, k))
     sample, head = (part[:, None, None] for part in (group // layout.heads, group % layout.heads))
     masks = context.pattern.allows(sample, head, q[:, :, None], k[:, None, :], facts(context))
-    partial = torch.full((len(layout.keys),), -1, device=device)
-    partial[some.to(device)] = torch.arange(count, device=device)
-    return partial, masks.expand(count, layout.block, layout.block)
+    numbers = torch.full((len(layout.keys),), -1, device=device)
+    numbers[some.to(device)] = torch.arange(count, device=device)
+    return numbers, masks.expand(count, layout.block, layout.block)
 
 
 def _global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"] | None:
@@ -204,18 +228,18 @@ def _global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g
     if not parts.tokens and not parts.flagged:
         return None
     keep, flags, (b, _, m, _) = context.keys.keep, context.keys.flags, k.shape
-    hub = torch.zeros(b, m, dtype=torch.bool, device=k.device)
-    length = torch.full((b, 1), m, device=k.device) if keep is None else keep.sum(dim=1, keepdim=True)
+    keep = torch.ones(b, m, dtype=torch.bool, device=k.device) if keep is None else keep
+    hub, length = torch.zeros_like(keep), keep.sum(dim=1, keepdim=True)
     for token in parts.tokens:
         place = torch.full_like(length, token) if token >= 0 else length + token
         real = (place >= 0) & (place < length)
         hub = hub | ((torch.arange(m, device=k.device) == place) & real)
     if parts.flagged and flags is not None:
-        hub = hub | (flags if keep is None else flags & keep)
-    most = int(hub.sum(dim=1).max())
+        hub = hub | (flags & keep)
+    most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
     if not most:
         return None
-    slots = (~hub).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    slots = left_order(hub)[:, :most]
     return torch.where(hub.gather(1, slots), slots, -1)
 
 

@@ -39,8 +39,8 @@ class Linformer(Attention):
     summary = "keys and values are compressed along the length to a fixed number of learned mixtures"
     paper = "Wang et al. 2020, 2006.04768"
     family = ("fewer keys", "linformer")
-    forms = (Form.ROTATE, Form.AUGMENT, Form.EMBED)
-    absolute = frozenset({Form.ROTATE, Form.AUGMENT})
+    forms = (Form.ROTATE, Form.TURN, Form.AUGMENT, Form.EMBED)
+    absolute = frozenset({Form.ROTATE, Form.TURN, Form.AUGMENT})
     refusal = (
         "it compresses the key axis, so no score belongs to one pair of query and key and there is nothing to bias; "
         "use an encoding added at the embedding, such as sinusoidal or learned; rope runs too, but mixed"
@@ -75,13 +75,16 @@ class Linformer(Attention):
             )
         if (keep := context.keys.keep) is not None:
             k, v = (torch.where(keep[:, None, :, None], part, torch.zeros_like(part)) for part in (k, v))
-        return ops.fused(
+        encoding = context.encoding
+        v = v if encoding.turn is None else encoding.turn(v)
+        out = ops.fused(
             q,
             compress(k, self.key_mix),
             compress(v, self.key_mix if self.value_mix is None else self.value_mix),
-            scale=q.shape[-1] ** -0.5 if context.encoding.scale is None else context.encoding.scale,
+            scale=q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale,
             dropout=context.dropout,
         )
+        return out if encoding.turn_back is None else encoding.turn_back(out)
 
 
 def compress(x: Float[Tensor, "b k m d"], mix: Float[Tensor, "*k most r"]) -> Float[Tensor, "b k r d"]:

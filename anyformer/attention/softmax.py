@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from anyformer.attention import _flex
 from anyformer.attention._tiles import choose, run
 from anyformer.attention.base import Attention
 from anyformer.context import Context
@@ -23,7 +24,7 @@ from anyformer.pattern.base import Pattern
 from anyformer.pattern.pairs import pairs
 from anyformer.site import Site
 
-Impl = Literal["auto", "reference", "torch", "tiles"]
+Impl = Literal["auto", "reference", "torch", "tiles", "flex"]
 
 
 class Softmax(Attention):
@@ -75,25 +76,34 @@ def attend(
 
     Args:
         scale: factor on q . k; None: the encoding's, or d ** -0.5.
-        impl: "tiles" cuts the pairs into tiles, "torch" calls the fused dense kernel, "reference" writes the softmax out; "auto"
-            takes tiles where a pattern leaves few enough pairs, else the fused kernel where that can do it.
+        impl: "tiles" cuts the pairs into tiles, "flex" calls FlexAttention, "torch" the fused dense kernel, "reference" writes the
+            softmax out; "auto" takes flex for patterns on a GPU, elsewhere tiles where a pattern leaves few enough pairs, else the
+            fused kernel where that can do it.
 
     Raises:
         SpecError: the implementation cannot do what was asked.
     """
     encoding = context.encoding
-    path = choose(q, k, context, always=impl == "tiles") if impl in ("auto", "tiles") else None
+    flex = impl == "flex" or (impl == "auto" and _flex.pays(q, k, v, context))
+    if flex and not _flex.fits(q, k, context):
+        raise SpecError(
+            'impl="flex" needs at least one token, terms that are a bias by offset, no cache, no dropout and no mask or bias of '
+            'your own; use impl="auto"'
+        )
+    path = choose(q, k, context, always=impl == "tiles") if impl in ("auto", "tiles") and not flex else None
     if path is None and impl == "tiles":
         raise SpecError(
             'impl="tiles" needs a pattern and terms by offset, no cache and no mask of your own; use impl="auto"'
         )
     if impl == "torch" and needs_weights(context):
         raise SpecError('impl="torch" has no softcap, no learned term on logits and none on values; use impl="auto"')
-    if path is None and (impl == "reference" or needs_weights(context)):
+    if path is None and not flex and (impl == "reference" or needs_weights(context)):
         return attend_with_lse(q, k, v, context, scale)[0]
     k, v = _clean(k, context), _clean(v, context)
     v = v if encoding.turn is None else encoding.turn(v)
-    if path is not None:
+    if flex:
+        out = _flex.run(q, k, v, context, _scale(q, context, scale))
+    elif path is not None:
         out = run(path, q, k, v, context, _scale(q, context, scale))
     else:
         out = ops.fused(

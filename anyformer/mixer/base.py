@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.context import Context, Encoding, LayerCache, newest, sides
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
-from anyformer.side import Side, side, take
+from anyformer.side import Side, left_order, side, take
 from anyformer.site import Site
 
 
@@ -209,11 +209,6 @@ class Mixer(nn.Module):
 def blank(x: Float[Tensor, "b t c"], keep: Bool[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
     """The same with padding as zeros: 0 times NaN would reach outputs, and 0 times a gradient the weights."""
     return torch.where(keep[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """The slots of each row with real tokens first, order kept."""
-    return (~keep.to(torch.bool)).to(torch.uint8).argsort(dim=1, stable=True)
 
 
 def put_back(x: Float[Tensor, "b t c"], order: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:

@@ -22,10 +22,10 @@ from anyformer.attention.softmax import attend
 from anyformer.context import Context
 from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
-from anyformer.mixer.base import Mixer, left_order, take
+from anyformer.mixer.base import Mixer
 from anyformer.pattern.leaves import Dilated, Flagged
 from anyformer.position.base import Position, bind
-from anyformer.side import Side
+from anyformer.side import Side, left_order, take
 from anyformer.site import Site
 from anyformer.typing import Count, Size
 

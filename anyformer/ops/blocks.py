@@ -116,7 +116,7 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and bias, the last empty without a bias."""
     if k.shape[2] == 0 or q.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), tile.gradient_of(bias, None)
+        return *(x.new_zeros(x.shape) for x in (q, k, v)), tile.gradient_of(bias, None)
     lists = Lists(block, offsets, keys, partial, masks)
     layout = BlockTiles(q, k, lists, keep, documents, bias, tile.threads(dropout))
     rule = tile.rule(scale, softcap, dropout, seed)
@@ -125,7 +125,7 @@ def run_backward(
 
 
 def fake_backward(d_out, d_lse, q, k, v, offsets, keys, partial, masks, keep, asking, documents, bias, *arguments):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), tile.gradient_of(bias, None)
+    return *(x.new_empty(x.shape) for x in (q, k, v)), tile.gradient_of(bias, None)
 
 
 def save_inputs(ctx, inputs, output):

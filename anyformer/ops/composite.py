@@ -57,8 +57,8 @@ def window_attention_composite(
 
     if global_keys is not None:
         index = global_keys.clamp(min=0)
-        picked = index[:, None, :, None]
-        far = capped(q.to(wide) @ k.to(wide).take_along_dim(picked, 2).mT * scale, softcap)  # [b h n g]
+        far_keys, far_values = (x.to(wide).gather(2, _picked(index, x)) for x in (k, v))  # [b h g d]
+        far = capped(q.to(wide) @ far_keys.mT * scale, softcap)  # [b h n g]
         far = far if global_bias is None else far + global_bias.to(wide)
         offset = global_keys[:, None] - torch.arange(m - n, m, device=q.device)[:, None]  # [b n g]
         seen = (global_keys >= 0)[:, None] & ((offset < -left) | (offset > right))
@@ -68,8 +68,7 @@ def window_attention_composite(
             seen = seen & (rows_documents[:, 0] == documents.gather(1, index)[:, None])
         far = far.masked_fill(~seen[:, None], -math.inf)
         logits = torch.cat([logits, cut.rows(far)], -1)
-        far_values = v.to(wide).take_along_dim(picked, 2)[:, :, None].expand(-1, -1, values.shape[2], -1, -1)
-        values = torch.cat([values, far_values], -2)
+        values = torch.cat([values, far_values[:, :, None].expand(-1, -1, values.shape[2], -1, -1)], -2)
 
     empty = (logits == -math.inf).all(-1, keepdim=True)
     if asking is not None:
@@ -134,6 +133,11 @@ def allowed_pairs(
     tiles = tiles.index_put((row * key_blocks + keys,), listed)
     pairs = tiles.view(lists, row_blocks, key_blocks, block, block).transpose(2, 3)
     return pairs.reshape(lists, row_blocks * block, key_blocks * block)[:, :n, :m]
+
+
+def _picked(index: Int[Tensor, "b g"], x: Float[Tensor, "b h m d"]) -> Int[Tensor, "b h g d"]:
+    """What `gather` asks for; `take_along_dim` would hold an exported batch and length to those of the example."""
+    return index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

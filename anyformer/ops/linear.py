@@ -134,7 +134,8 @@ def linear_attention_with_state(
             state = _absorb(x, state, rule)
             return _divided(*_read(x, state, rule), rule).to(v.dtype), state
         out, _, s, z = run_pass(_tokens(x, max(n - m, 0), max(m - n, 0), m), *state, rule)
-        return out if n <= m else F.pad(out, (0, 0, n - m, 0)), LinearState(s, z)
+        # clones, for a view would keep the states of all segments alive
+        return out if n <= m else F.pad(out, (0, 0, n - m, 0)), LinearState(s.clone(), z.clone())
 
 
 def _full_precision(q: Tensor) -> contextlib.AbstractContextManager:

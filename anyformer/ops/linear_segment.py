@@ -41,6 +41,11 @@ class Rows:
             self.fade = fade[:, group.h0 : group.h1] if fade.shape[1] > 1 else fade
         self.constant = x.fade is not None and x.fade.shape[2] == 1
         self._whole: Weights | None = None
+        self._earlier = triangle(min(SEGMENT, cut.chunks), rule.reverse, -1, x.k.device).to(work.dtype)
+
+    def earlier(self, t: int) -> Tensor:
+        """Which of t chunks lie before which, as a matrix for each row [R t t]."""
+        return self._earlier[:t, :t].expand(math.prod(self.group.shape), -1, -1)
 
     def weights(self, block: Block) -> Weights | None:
         """What the fades make of a segment, once for all full segments where they are constant."""
@@ -72,6 +77,7 @@ class Segment:
         self.rows, self.t = rows.group.shape, block.t
         self.shared, self.counted = rows.q_den is rows.q, self.rule.denominator != "none"
         self.weights = rows.weights(block)
+        self.carried = rows.earlier(block.t) if self.weights is None else self.weights.scan
         self.q, self.k, self.v = rows.q.load(block), rows.k.load(block), rows.v.load(block)
         self.q_in, self.k_on = self.into(self.q), self.onto(self.k)
         self.q_den, self.k_den, self.q_den_in, self.k_den_on = self.q, self.k, self.q_in, self.k_on
@@ -120,12 +126,9 @@ class Segment:
         rows, shape = math.prod(self.rows), steps.shape[1:]
         steps, first = steps.view(rows, self.t, -1), first.reshape(rows, 1, -1)
         enter = carry = None
-        if self.weights is None:
-            scan = triangle(self.t, self.rule.reverse, -1, steps.device).to(steps.dtype).expand(rows, -1, -1)
-        else:
-            scan, carry = self.weights.scan, self.weights.carry
-            enter = self.weights.leave if backward else self.weights.enter
-        states = torch.bmm(scan.mT if backward else scan, steps, out=self.work.take(name, *steps.shape))
+        if self.weights is not None:
+            enter, carry = self.weights.leave if backward else self.weights.enter, self.weights.carry
+        states = torch.bmm(self.carried.mT if backward else self.carried, steps, out=self.work.take(name, *steps.shape))
         states += first if enter is None else first * enter
         end = 0 if self.rule.reverse != backward else -1
         final = steps[:, end] + (states[:, end] if carry is None else states[:, end] * carry[:, end])

@@ -123,7 +123,7 @@ def run_backward(
     """The gradients of q, k, v, bias, query_table, value_table and global_bias, empty for a table that is None."""
     tables = (bias, query_table, value_table, global_bias)
     if k.shape[2] == 0 or q.numel() == 0:
-        return [torch.zeros_like(x) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
+        return [x.new_zeros(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
     extras = Extras(keep, documents, bias, query_table, value_table, global_keys, global_bias)
     layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout))
     grads = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, tile.rule(scale, softcap, dropout, seed))
@@ -146,7 +146,7 @@ def cut(
 def fake_backward(d_out, d_lse, q, k, v, keep, asking, documents, *arguments):
     bias, query_table, value_table, _, global_bias = arguments[:5]
     tables = (bias, query_table, value_table, global_bias)
-    return [torch.empty_like(x) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
+    return [x.new_empty(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
 
 
 def save_inputs(ctx, inputs, output):

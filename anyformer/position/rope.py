@@ -17,11 +17,10 @@ from torch import Tensor
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.phases import phases
+from anyformer.ops.turn import Pairing, turned
 from anyformer.position.base import Position
 from anyformer.site import Site
 from anyformer.typing import PositiveFloat, Size
-
-Pairing = Literal["half", "interleaved"]
 
 
 class Rope(Position):
@@ -93,15 +92,3 @@ class Rope(Position):
             angles = positions[..., None].to(torch.float32) * (1.0 / self.base**exponents)
         wide = torch.promote_types(torch.float32, dtype)
         return angles.cos()[:, None].to(wide), angles.sin()[:, None].to(wide)
-
-
-def turned(
-    x: Float[Tensor, "b h n d"], cos: Float[Tensor, "#b 1 n f"], sin: Float[Tensor, "#b 1 n f"], pairing: Pairing
-) -> Float[Tensor, "b h n d"]:
-    """The first 2 f channels of x turned pair by pair, in the dtype of cos and sin; the result has x's dtype."""
-    width = 2 * cos.shape[-1]
-    rotated = x[..., :width].to(cos.dtype)
-    first, second = rotated.chunk(2, dim=-1) if pairing == "half" else rotated.unflatten(-1, (-1, 2)).unbind(-1)
-    pair = first * cos - second * sin, first * sin + second * cos
-    out = (torch.cat(pair, dim=-1) if pairing == "half" else torch.stack(pair, dim=-1).flatten(-2)).to(x.dtype)
-    return out if width == x.shape[-1] else torch.cat([out, x[..., width:]], dim=-1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyformer.context import Offsets
 from anyformer.errors import SpecError
 from anyformer.forms import Form
+from anyformer.ops.lookup import row_products, row_sums
 from anyformer.position.base import Position
 from anyformer.site import Site
 from anyformer.typing import Count
@@ -74,20 +75,16 @@ class Shaw(Position):
         k_pos: Int[Tensor, "#b m"],
     ) -> Float[Tensor, "b h n m"]:
         """`scale(d) * q_i . aK[clip(j - i)]`."""
-        wide = torch.promote_types(torch.float32, q.dtype)
         assert self.key_table is not None, "built without a term on keys"
-        by_row = self.scale(self.site.head_dim) * (q.to(wide) @ self.key_table.to(wide).mT)  # [b h n r]
-        return by_row.gather(-1, self._rows(q_pos, k_pos).expand(*q.shape[:3], k.shape[2]))
+        return self.scale(self.site.head_dim) * row_products(q, self.key_table, self._rows(q_pos, k_pos))
 
     def value(
         self, weights: Float[Tensor, "b h n m"], q_pos: Int[Tensor, "#b n"], k_pos: Int[Tensor, "#b m"]
     ) -> Float[Tensor, "b h n v"]:
         """`sum_j w_ij aV[clip(j - i)]`: the weights are summed by row of the table first."""
         assert self.value_table is not None, "built without a term on values"
-        by_row = weights.new_zeros(*weights.shape[:3], len(self.value_table))
-        by_row = by_row.scatter_add(-1, self._rows(q_pos, k_pos).expand_as(weights), weights)
-        return by_row @ self.value_table.to(weights.dtype)
+        return row_sums(weights, self.value_table, self._rows(q_pos, k_pos))
 
     def _rows(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """Row of the tables for every pair, `[b|1 1 n m]`."""
-        return self.bucket(k_pos[:, None, None, :] - q_pos[:, None, :, None]).long()
+        return self.bucket(k_pos[:, None, None, :] - q_pos[:, None, :, None])

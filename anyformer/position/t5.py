@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.errors import SpecError
 from anyformer.forms import Form
+from anyformer.ops.buckets import log_bucket, log_bucket_starts
 from anyformer.position.base import Position
 from anyformer.site import Site
 from anyformer.typing import Size
@@ -50,13 +51,12 @@ class T5(Position):
             kind = "causal" if site.causal else "bidirectional"
             even = "" if site.causal else "an even number of "
             raise SpecError(f"t5: a {kind} site needs {even}at least {least} buckets, got buckets={buckets}")
-        self.side = buckets if site.causal else buckets // 2
-        if max_distance <= self.side // 2:
+        side = buckets if site.causal else buckets // 2
+        if max_distance <= side // 2:
             raise SpecError(
-                f"t5: distances up to {self.side // 2} have a bucket each; "
-                f"expected a max_distance above that, got {max_distance}"
+                f"t5: distances up to {side // 2} have a bucket each; expected a max_distance above that, got {max_distance}"
             )
-        self.starts = bucket_starts(self.side, max_distance)
+        self.starts = log_bucket_starts(side, max_distance)
         self.table = nn.Parameter(torch.empty(buckets, site.heads))
         nn.init.normal_(self.table, std=site.dim**-0.5)
 
@@ -66,10 +66,7 @@ class T5(Position):
 
     def bucket(self, offset: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Row of the table for an offset of key minus query."""
-        starts = torch.tensor(self.starts, device=offset.device)
-        if self.site.causal:
-            return torch.bucketize((-offset).clamp(min=0), starts, right=True)
-        return torch.bucketize(offset.abs(), starts, right=True) + self.side * (offset > 0)
+        return log_bucket(offset, self.starts, causal=self.site.causal)
 
     def bias(
         self, head: Int[Tensor, "..."], q_pos: Int[Tensor, "..."], k_pos: Int[Tensor, "..."]
@@ -80,20 +77,3 @@ class T5(Position):
     def offsets(self, low: int, high: int) -> Float[Tensor, "h r"]:
         """`table[bucket(offset), h]` for offsets low..high."""
         return self.table[self.bucket(torch.arange(low, high + 1, device=self.table.device))].T
-
-
-def bucket_starts(side: int, max_distance: int) -> list[int]:
-    """The least distance of each bucket but the first, in one direction.
-
-    Bucket e + t starts at the least a with a ** (side - e) * e ** t >= max_distance ** t * e ** (side - e): whole
-    numbers, because logarithms in floating point put some distances into the wrong bucket.
-    """
-    exact = side // 2
-    wide = side - exact
-    starts = list(range(1, exact + 1))
-    for step in range(1, wide):
-        start = max(exact, int(exact * (max_distance / exact) ** (step / wide)) - 1)
-        while start**wide * exact**step < max_distance**step * exact**wide:
-            start += 1
-        starts.append(start)
-    return starts

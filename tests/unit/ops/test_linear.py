@@ -178,6 +178,7 @@ def test_steps_pieces_and_the_whole_are_equal(pieces, decay, documents, hidden):
         outs, start = [*outs, out], stop
         assert state.s.shape == (2, 2 if decay is None else 4, 5, 3)
         assert state.z.shape == state.s.shape[:3]
+        assert all(x.untyped_storage().nbytes() == x.nbytes for x in state)
     torch.testing.assert_close(torch.cat(outs, dim=2), whole, **TIGHT)
     for one, other in zip(state, last, strict=True):
         torch.testing.assert_close(one, other, **TIGHT)

@@ -8,10 +8,19 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.forms import Form
+from anyformer.ops.offset_waves import cheap_span
 from anyformer.position.base import Position
 
 SITE = af.Site(24, 6)
-BIASED = ["alibi", "t5", "t5(buckets=8, max_distance=10)"]
+BIASED = [
+    "alibi",
+    "t5",
+    "t5(buckets=8, max_distance=10)",
+    "kerple",
+    "kerple(kind=power)",
+    "sandwich",
+    "tupe(relative=True, cls=False)",
+]
 
 
 def built(spec: str, *, causal: bool = False, site: af.Site | None = None) -> Position:
@@ -103,12 +112,11 @@ def test_transformer_xl_columns_are_the_score(spread: int) -> None:
     torch.testing.assert_close(wide_q @ wide_k.mT / 2, q @ k.mT / 2 + scores, rtol=0, atol=1e-9)
 
 
-def test_transformer_xl_takes_the_cheaper_way() -> None:
-    position, (q, k) = built("transformer_xl", site=af.Site(64, 6, head_dim=4)), states(40, 40)
-    near = torch.arange(40)[None]
-    assert position._cheap_span(q, k, near + 10**6, near + 10**6) == (-39, 39)
-    assert position._cheap_span(q, k, near * 1000, near * 1000) is None
-    assert position._cheap_span(q[:1, :, :1], k[:1], near[:, -1:], near) is None
+def test_sinusoids_of_the_offset_take_the_cheaper_way() -> None:
+    x, near = torch.randn(2, 6, 40, 4), torch.arange(40)[None]
+    assert cheap_span(x, 64, near + 10**6, near + 10**6) == (-39, 39)
+    assert cheap_span(x, 64, near * 1000, near * 1000) is None
+    assert cheap_span(x[:1, :, :1], 64, near[:, -1:], near) is None
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 15, 16])
@@ -191,4 +199,14 @@ def test_offered_forms() -> None:
     assert built("shaw").forms == ((Form.TABLE, Form.SCORE), (Form.VALUE,))
     assert built("shaw(keys=False)").forms == ((Form.VALUE,),)
     assert built("shaw(values=False)").forms == ((Form.TABLE, Form.SCORE),)
-    assert built("transformer_xl").forms == ((Form.AUGMENT, Form.TABLE, Form.SCORE),)
+    for name in ("transformer_xl", "xlnet"):
+        assert built(name).forms == ((Form.AUGMENT, Form.TABLE, Form.SCORE),)
+    assert built("xlnet(clamp=2)").forms == built("deberta").forms == ((Form.TABLE, Form.SCORE),)
+    assert built("nezha").forms == ((Form.TABLE, Form.SCORE), (Form.VALUE,))
+    assert built("kerple").forms == ((Form.TOEPLITZ, Form.BIAS),)
+    assert built("sandwich").forms == ((Form.TOEPLITZ, Form.BIAS, Form.AUGMENT),)
+    assert built("tupe").forms == ((Form.AUGMENT, Form.SCORE),)
+    assert built("tupe(relative=True)").forms == ((Form.AUGMENT, Form.SCORE), (Form.BIAS,))
+    assert built("tupe(relative=True, cls=False)").forms == ((Form.AUGMENT, Form.SCORE), (Form.TOEPLITZ, Form.BIAS))
+    assert built("rope_value").forms == ((Form.TURN,),)
+    assert built("rope_value(scores=True)").forms == ((Form.TURN,), (Form.ROTATE,))

@@ -17,9 +17,19 @@ RELATIVE = [
     "shaw(left=3)",
     "shaw(left=2, right=5, keys=False)",
     "transformer_xl",
+    "nezha(span=3)",
+    "nezha(span=4, phase=paper)",
+    "xlnet",
+    "xlnet(clamp=3)",
+    "deberta(span=4)",
+    "deberta(span=30, buckets=6, terms=['p2c', 'p2p'], index=paper)",
+    "kerple",
+    "kerple(kind=power)",
+    "sandwich",
+    "rope_value(inverse=True)",
 ]
 ABSOLUTE = ["sinusoidal", "sinusoidal(layout=concat)", "sinusoidal(layout=t2t)", "learned(std=1)"]
-DIRECTED = ["rope", "t5", "shaw(left=3, values=False)", "transformer_xl"]
+DIRECTED = ["rope", "t5", "shaw(left=3, values=False)", "transformer_xl", "xlnet"]
 N = 16
 
 

@@ -8,6 +8,7 @@ import anyformer as af
 
 PLACES = torch.tensor([[0, 1, 255, 257, 2049, 4097, 32767, 131072, 1_000_000]])
 HALF = [torch.bfloat16, torch.float16]
+SINCE = ["nezha", "xlnet", "xlnet(clamp=4)", "deberta(span=4)", "kerple", "kerple(kind=power)", "sandwich"]
 PHASED = [
     "rope",
     "rope(pairing=interleaved)",
@@ -77,7 +78,7 @@ def test_a_result_does_not_depend_on_what_came_before(spec: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl", *SINCE])
 def test_a_layer_in_half_precision_far_out(spec: str, dtype: torch.dtype) -> None:
     layer = af.MultiHead(32, 4, position=spec, causal=True).to(dtype)
     exact = af.MultiHead(32, 4, position=spec, causal=True).double()
