@@ -1,4 +1,4 @@
-"""Softmax attention through FlexAttention: the path on a GPU, where its compiled kernel skips the blocks that a pattern leaves out."""
+"""Softmax attention through FlexAttention: the path on a GPU, whose kernel skips the blocks that a pattern leaves out."""
 
 from collections.abc import Callable
 from functools import cache
@@ -20,7 +20,11 @@ def fits(q: Tensor, k: Tensor, context: Context) -> bool:
     """Whether FlexAttention can do it: pairs by index, and terms on logits that are a number for each head and offset."""
     encoding, pattern = context.encoding, context.pattern
     own = (context.cache, context.mask, context.bias, encoding.values)
-    if any(part is not None for part in own) or context.dropout or not (pattern is None or isinstance(pattern, Pattern)):
+    if (
+        any(part is not None for part in own)
+        or context.dropout
+        or not (pattern is None or isinstance(pattern, Pattern))
+    ):
         return False
     if not q.numel() or not k.numel():
         return False

@@ -70,6 +70,7 @@ def run(
         device=device,
         precision=precision,
         threads=threads,
+        baseline=baseline,
         retry_failed=retry_failed,
         force=force,
         command=shlex.join(["anyformer", *sys.argv[1:]]),

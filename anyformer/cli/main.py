@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-SEVERAL = ("--attention", "--position", "--task", "--data", "--lengths")
+SEVERAL = ("--attention", "--position", "--task", "--data", "--lengths", "--peer")
 """Options that take several values in a row: `--attention softmax linear`."""
 
 
@@ -82,6 +82,29 @@ def compare(
     lists = [attention or [], position or [], task or [], data or []]
     rest = (items, out, timeout, memory, device, precision, threads, baseline, retry_failed, force)
     _verb("compare", *lists, model, seeds, steps, budget, lengths or [], *rest)
+
+
+@app.command()
+def bench(
+    attention: Annotated[list[str] | None, typer.Option(help="specs of attentions, several after one option")] = None,
+    position: Annotated[list[str] | None, typer.Option(help="specs of position encodings")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="hf-longformer, hf-bigbird, lucidrains-local, lucidrains-linear")
+    ] = None,
+    lengths: Annotated[list[int] | None, typer.Option(min=1, help="tokens at which to time")] = None,
+    heads: Annotated[int, typer.Option(min=1, help="heads")] = 8,
+    head_dim: Annotated[int, typer.Option(min=1, help="width of a head")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="sequences at once")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--both", help="look back only, or in both directions")] = False,
+    what: Annotated[str, typer.Option(help="attention: on q, k and v; layer: with its projections")] = "attention",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    threads: Annotated[int, typer.Option(min=0, help="processor threads; 0: torch's choice")] = 0,
+    seconds: Annotated[float, typer.Option(help="about how long the rounds of one length take")] = 20.0,
+    out: Annotated[str, typer.Option(help="a new folder for the results; runs/bench-DATE-TIME if left out")] = "",
+) -> None:
+    """Find the length from which an attention is faster than dense attention on this machine."""
+    lists = [attention or [], position or [], peer or [], lengths or []]
+    _verb("bench", *lists, heads, head_dim, batch, causal, what, dtype, threads, seconds, out)
 
 
 @app.command()

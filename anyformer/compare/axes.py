@@ -13,6 +13,7 @@ from anyformer.compare.style import FAINT, GRID, MATPLOTLIB, Style
 from anyformer.compare.text import count, listing, number, shorten
 
 SMALLEST = 3.5  # radius of a circle in points
+_MARGIN = 21  # letters that fit between an axes' right edge and whatever stands beside it
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,14 @@ class PanelAxes:
             arrow = "" if y == value else (" ↓" if (y == low) == (self.panel.better == "higher") else " ↑")
             if not arrow:
                 self.axes.axhline(value, color=FAINT, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
+            told = f" {number(value, 3)}{arrow}"
             self.axes.annotate(
-                f"{shorten(name, 18)} {number(value, 3)}{arrow}",
+                shorten(name, _MARGIN - len(told)) + told,
                 (right, y),
                 (1.014, height),
                 xycoords="data",
                 textcoords="axes fraction",
-                fontsize=7.8,
+                fontsize=7.6,
                 color=FAINT,
                 va="center",
                 annotation_clip=False,

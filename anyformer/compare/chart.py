@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from anyformer.compare.axes import PanelAxes, Scale
 from anyformer.compare.panel import Numbers, Panel
-from anyformer.compare.style import FAINT, INK, MATPLOTLIB, Style
+from anyformer.compare.style import FAINT, INK, MATPLOTLIB, Style, branches
 from anyformer.compare.text import shorten, size
 
 NAMED = 16  # with more methods than this, circles are numbered and named in a list beside the chart
@@ -65,10 +65,10 @@ def draw(panels: Sequence[Panel], style: Style, numbers: Numbers, title: str, su
         rows,
         columns,
         left=0.07,
-        right=0.70 if numbered else 0.90,
+        right=0.70 if numbered else 0.885,
         top=1 - 1.15 / figure.get_figheight(),
         bottom=1.72 / figure.get_figheight(),
-        wspace=0.45,
+        wspace=0.58,
         hspace=0.42,
     )
     scale = Scale(_heaviest(shown), 11.0 if numbered else 17.0)
@@ -110,13 +110,13 @@ def _key(figure: Figure, panels: Sequence[Panel], style: Style, numbers: Numbers
 def _legend(figure: Figure, panels: Sequence[Panel], style: Style, scale: Scale) -> None:
     methods = [method for panel in panels for method in panel.finished]
     attention = dict.fromkeys(method.attention_family[0] for method in methods)
-    position = dict.fromkeys(method.position_family[0] for method in methods)
+    position = branches(method.position_family for method in methods)
     colours = [_mark("o", style.colours[name], 8.0, shorten(name, 28)) for name in attention]
     glyphs = [
-        _mark(MATPLOTLIB[style.glyphs[name]], INK, 5.5, shorten(name, 24))
+        _mark(MATPLOTLIB[style.glyphs[name]], INK, 5.5, shorten(told, 27))
         if name != "none"
         else _mark("", INK, 1.0, "none (no mark)")
-        for name in position
+        for name, told in position.items()
     ]
     bottom = 0.24 / figure.get_figheight()
     _column(figure, colours, "attention: colour", 0.06, bottom, 3)

@@ -56,7 +56,7 @@ def bubbles(panel: Panel, style: Style, numbers: Numbers) -> go.Figure:
             "sizes": sizes,
         },
         xaxis={"type": "log"},
-        margin={"l": 70, "r": 120, "t": 34, "b": 60},
+        margin={"l": 70, "r": 150, "t": 34, "b": 60},
         height=540,
     )
     return figure

@@ -15,7 +15,7 @@ def panels(records: Iterable[Record], *, baseline: str | None = None) -> tuple[P
     softmax with rope, else the first softmax, else the first method that finished. Records of refused trials know no
     data or device: they join the first panel of their task, model and steps.
 
-    Raises ValueError if ``baseline`` names no method.
+    Raises SpecError if ``baseline`` names no method.
     """
     everything = tuple(records)
     trials = sorted((r for r in everything if isinstance(r, Trial)), key=lambda trial: trial.index)
@@ -42,17 +42,21 @@ def _adopt_orphans(group: dict[tuple, list[Trial]]) -> list[list[Trial]]:
 
 
 def _panel(trials: list[Trial], references: list[Reference], baseline: str | None) -> Panel:
-    by_method: dict[Key, list[Trial]] = {}
+    by_method: dict[Key, dict[int, Trial]] = {}
     for trial in trials:
-        by_method.setdefault((trial.attention, trial.position), []).append(trial)
-    methods = tuple(Method(tuple(sorted(group, key=lambda trial: trial.seed))) for group in by_method.values())
+        seeds = by_method.setdefault((trial.attention, trial.position), {})
+        # a seed counts once: a later run of it, say at other lengths, takes the place of an earlier one
+        if trial.seed not in seeds or trial.finished >= seeds[trial.seed].finished:
+            seeds[trial.seed] = trial
+    methods = tuple(Method(tuple(seeds[seed] for seed in sorted(seeds))) for seeds in by_method.values())
     first = trials[0]
     data = next((trial.data for trial in trials if trial.data), None)
-    lines = tuple(
+    fitting = (
         r
         for r in references
         if r.task == first.task and (not data or not r.data or r.data.fingerprint == data.fingerprint)
     )
+    lines = tuple({line.name: line for line in fitting}.values())
     qualities = [trial.quality for trial in (*trials, *lines) if trial.quality is not None]
     quality = qualities[0] if qualities else None
     return Panel(

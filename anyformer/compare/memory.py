@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import nn
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> int:
@@ -26,12 +27,21 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - held
     _give_back()
-    if Path("/proc/self/clear_refs").exists():
+    try:
         held = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to the resident size
-        call()
-        return max(_status("VmHWM") - held, 0)
-    return _sampled(call)
+    except OSError:  # not Linux, or a container that forbids it
+        return _sampled(call)
+    call()
+    return max(_status("VmHWM") - held, 0)
+
+
+def held_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the weights, the buffers and the optimiser's state."""
+    moments = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    return sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers(), *moments))
 
 
 def _status(name: str) -> int:

@@ -99,6 +99,9 @@
       const order = data.map((_, i) => i).sort((a, b) => Math.floor(state[b].r) - Math.floor(state[a].r) || a - b);
       const layout = themed({ ...figure.layout, annotations: annotations(drawn, xr, yr, div.clientWidth, heaviest ? meta.sizes[length] : ""), shapes: shapes(yr) });
       layout.xaxis.range = xr;
+      // over most of a decade, whole numbers at 1, 2 and 5 instead of bare digits between the decades
+      layout.xaxis.tickformat = "~s";
+      layout.xaxis.dtick = xr[1] - xr[0] > 0.8 ? "D2" : undefined;
       layout.yaxis.range = meta.lower ? [yr[1], yr[0]] : yr;
       layout.xaxis.title = { ...layout.xaxis.title, text: `${meta.measures[measure] || "speed"}: tokens/s at ${length} tokens, log scale` };
       layout.yaxis.title = { ...layout.yaxis.title, text: `${meta.metric} at ${at} tokens<br>${meta.lower ? "lower is better, axis reversed" : "higher is better"}` };

@@ -49,7 +49,7 @@ def build(records: Iterable[Record], *, baseline: str | None = None, notices: Se
     """Gathers records into a report.
 
     ``baseline`` names the method all others are compared with, as written in the table; by default softmax with rope,
-    else the first softmax, else the first method that finished. Raises ValueError if no method has that name.
+    else the first softmax, else the first method that finished. Raises SpecError if no method has that name.
     """
     found = panels(records, baseline=baseline)
     methods = [method for panel in found for method in panel.methods]

@@ -7,7 +7,7 @@ from anyformer.compare.caveats import panel_caveats
 from anyformer.compare.figures import escaped
 from anyformer.compare.panel import MEASURES, Key, Method, Numbers, Panel
 from anyformer.compare.stats import Difference
-from anyformer.compare.style import SVG, Style
+from anyformer.compare.style import SVG, Style, branches
 from anyformer.compare.text import DASH, count, duration, listing, number, shorten, signed, size
 
 CARDS = (
@@ -107,12 +107,12 @@ def table(heads: list[tuple[str, str]], rows: list[str]) -> str:
 
 def _setting(panel: Panel) -> str:
     parts = [
-        panel.model and f"model {panel.model}",
+        panel.model,
         panel.steps is not None and f"{panel.steps} training steps for every method",
         panel.train_length and f"trained at {panel.train_length} tokens",
         f"seeds {', '.join(map(str, panel.seeds))}" if panel.seeds else "",
         panel.device and f"on {panel.device}",
-        panel.data and f"data {panel.data.name}, {panel.data.note or 'no note'} (fingerprint {panel.data.fingerprint})",
+        panel.data and f"data: {panel.data.note or panel.data.name} (fingerprint {panel.data.fingerprint[:12]})",
     ]
     return escaped("; ".join(part for part in parts if part))
 
@@ -174,13 +174,13 @@ def _chips(panel: Panel, style: Style, numbers: Numbers) -> str:
 
 def _legend(panel: Panel, style: Style) -> str:
     attentions = dict.fromkeys(method.attention_family[0] for method in panel.finished)
-    positions = dict.fromkeys(method.position_family[0] for method in panel.finished)
+    positions = branches(method.position_family for method in panel.finished)
     colours = [f"<span><i style='background:{style.colours[name]}'></i>{escaped(name)}</span>" for name in attentions]
     marks = [
-        f"<span><svg viewBox='0 0 12 12' aria-hidden='true'>{SVG[style.glyphs[name]]}</svg>{escaped(name)}</span>"
+        f"<span><svg viewBox='0 0 12 12' aria-hidden='true'>{SVG[style.glyphs[name]]}</svg>{escaped(told)}</span>"
         if name != "none"
         else "<span>none: no mark</span>"
-        for name in positions
+        for name, told in positions.items()
     ]
     return f"<span>colour, attention:</span>{''.join(colours)}<span>mark inside, position:</span>{''.join(marks)}"
 
@@ -198,9 +198,15 @@ def _table(panel: Panel, numbers: Numbers) -> str:
         (f"forward at {panel.cost_home}", ""),
         (f"memory at {panel.cost_home}", ""),
     ]
-    heads += [("faster than baseline from", ""), ("time exponent", ""), ("parameters", ""), ("implementation", "text")]
+    heads += [("faster than baseline from", ""), ("time exponent", ""), ("parameters", "")]
+    heads += [("implementation", "text")] if _told(panel) else []
     rows = [_row(panel, method, numbers[method.key], others, differences) for method in panel.ranked()]
     return f"<div class='card'><h3>All methods</h3>{_difference_note(panel, differences)}{table(heads, rows)}</div>"
+
+
+def _told(panel: Panel) -> bool:
+    """Whether any trial says which implementation ran."""
+    return any(method.impl for method in panel.methods)
 
 
 def _difference_note(panel: Panel, differences: dict[Key, tuple[Difference, float]]) -> str:
@@ -252,8 +258,9 @@ def _row(panel: Panel, method: Method, place: int, others: list[int], difference
             small=f"position {count(p.position)}" if p and p.position else "",
         )
     )
-    impl = listing([f"{key}: {value}" for key, value in method.impl.items()])
-    cells.append(cell(escaped(impl) or DASH, impl, kind="text"))
+    if _told(panel):
+        impl = listing([f"{key}: {value}" for key, value in method.impl.items()])
+        cells.append(cell(escaped(impl) or DASH, impl, kind="text"))
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -1,160 +1,145 @@
-"""What a model costs at each length: seconds in rounds interleaved over all models, and the step's memory."""
+"""What a model costs at each length: seconds in rounds interleaved over all models, and the memory of a training step."""
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from lightning_fabric import Fabric
 
-from anyformer.compare.memory import peak_of
-from anyformer.compare.quality import optimiser
-from anyformer.compare.record import Cost, Timing
-from anyformer.compare.trial import Plan, build_task
-from anyformer.errors import SpecError
+from anyformer.compare.clock import calibrate, seconds_of, timing
+from anyformer.compare.fault import fault_of
+from anyformer.compare.memory import held_by, peak_of
+from anyformer.compare.quality import loss_of, open_fabric, optimiser, take_step
+from anyformer.compare.record import Cost
+from anyformer.compare.trial import Plan
 from anyformer.model.transformer import Transformer
 from anyformer.task.base import Task
 
+MEASURES = ("forward", "forward_backward", "step")
 _ROUNDS = 7
-_CALIBRATION = 512  # side of the matrix product that shows how busy the machine is
+_FEWEST = 2  # rounds, however long they take
+
+Cell = tuple[str, str, str]
+Calls = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Measured:
     """Costs of each cell, and the seconds of one fixed matrix product before each round."""
 
-    costs: dict[tuple[str, str, str], tuple[Cost, ...]]
-    calibration: tuple[float, ...]
+    costs: dict[Cell, tuple[Cost, ...]] = field(default_factory=dict)
+    calibration: tuple[float, ...] = ()
 
 
 class Stand:
-    """A model with a batch of random tokens on it, ready to be timed."""
+    """A model and its optimiser with a batch of the task's training data on it, ready to be measured.
 
-    def __init__(self, plan: Plan, task: Task, device: torch.device) -> None:
-        self.plan, self.task, self.device = plan, task, device
-        self.model = Transformer(plan.config(task)).to(device)
-        self.optimizer = optimiser(self.model, plan.sizes)
+    The learning rate is 0: a step costs the same, and the weights stay where they are however often it is taken.
+    """
 
-    def calls(self, length: int) -> dict[str, Callable[[], object]]:
+    def __init__(self, plan: Plan, task: Task, fabric: Fabric) -> None:
+        self.plan, self.task, self.fabric = plan, task, fabric
+        with fabric.init_module():
+            model = Transformer(plan.config(task))
+        self.model, self.optimizer = fabric.setup(model, optimiser(model, plan.sizes))
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+
+    def calls(self, length: int) -> Calls:
         """Forward without gradients, forward and backward, and a whole training step, on the tokens of a step."""
-        rows = max(1, self.plan.sizes.tokens // length)
-        generator = torch.Generator().manual_seed(length)
-        tokens = torch.randint(self.task.vocab, (rows, length), generator=generator).to(self.device)
+        batch = self.task.batch("train", 0, size=self.plan.rows(length), length=length).to(self.fabric.device)
 
         def forward() -> None:
             self.model.eval()
             with torch.no_grad():
-                self.model(tokens)
+                loss_of(self.task, self.model, batch)
 
         def forward_backward() -> None:
             self.model.train()
-            _loss(self.model, tokens).backward()
+            self.fabric.backward(loss_of(self.task, self.model, batch))
             self.optimizer.zero_grad()
 
         def step() -> None:
             self.model.train()
-            _loss(self.model, tokens).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            take_step(self.fabric, self.task, self.model, self.optimizer, batch)
 
-        return {"forward": forward, "forward_backward": forward_backward, "step": step}
+        return dict(zip(MEASURES, (forward, forward_backward, step), strict=True))
 
-    def memory(self, length: int) -> int:
-        """Bytes that a warm training step needs beyond weights and optimiser state."""
-        step = self.calls(length)["step"]
-        step()
-        return peak_of(step, self.device)
+    def memory(self, length: int) -> Cost:
+        """The memory of a warm training step; a step that fails is a cost with its status."""
+        rows = self.plan.rows(length)
+        try:
+            step = self.calls(length)["step"]
+            step()
+            needed = peak_of(step, self.fabric.device)
+        except Exception as error:  # whatever a method raises at a length is the result of that length
+            status, reason = fault_of(error)
+            return Cost(length=length, batch=rows, status=status, reason=reason)
+        return Cost(length=length, batch=rows, memory=needed, peak=needed + held_by(self.model, self.optimizer))
 
 
-def measure(plans: list[Plan], device: torch.device, seconds: float, notice: Callable[[str], None]) -> Measured:
+def measure(
+    plans: tuple[Plan, ...],
+    build: Callable[[Plan], Task],
+    device: str,
+    seconds: float,
+    notice: Callable[[str], None],
+) -> Measured:
     """Time every plan's model at each of its lengths, round by round: one call of each model, then the next round.
 
     Args:
-        plans: one a cell.
+        plans: one a cell, with the lengths to be timed.
+        build: the task of a plan.
+        device: as `open_fabric` takes it.
         seconds: about how long it may take.
         notice: told what is being timed.
     """
-    costs: dict[tuple[str, str, str], list[Cost]] = {plan.cell: [] for plan in plans}
-    calibration: list[float] = []
-    by_task: dict[str, list[Plan]] = {}
+    groups: dict[str, list[Plan]] = {}
     for plan in plans:
-        by_task.setdefault(plan.task, []).append(plan)
-    share = seconds / sum(len(group[0].lengths) for group in by_task.values())
-    for text, group in by_task.items():
-        task = build_task(text)
-        stands = [Stand(plan, task, device) for plan in group]
-        for length in group[0].lengths:
-            notice(f"timing {text} at {length} tokens")
-            timed, refused = _rounds(stands, length, share, calibration)
-            for stand in stands:
-                cell, rows = stand.plan.cell, max(1, stand.plan.sizes.tokens // length)
-                if cell in refused:
-                    costs[cell].append(Cost(length=length, batch=rows, status="unsupported", reason=refused[cell]))
-                else:
-                    costs[cell].append(Cost(length=length, batch=rows, **timed[cell]))
+        groups.setdefault(plan.task, []).append(plan)
+    turns = [(text, length) for text, group in groups.items() for length in _lengths(group)]
+    costs: dict[Cell, list[Cost]] = {plan.cell: [] for plan in plans}
+    calibration: list[float] = []
+    stands: list[Stand] = []
+    for text, length in turns:
+        if not stands or stands[0].plan.task != text:
+            task, fabric = build(groups[text][0]), open_fabric(device, groups[text][0].precision)
+            stands = [Stand(plan, task, fabric) for plan in groups[text]]
+        notice(f"timing {text} at {length} tokens")
+        taking_part = [stand for stand in stands if length in stand.plan.lengths]
+        for cell, cost in _rounds(taking_part, length, seconds / len(turns), calibration):
+            costs[cell].append(cost)
     return Measured({cell: tuple(found) for cell, found in costs.items()}, tuple(calibration))
 
 
-def memories(plan: Plan, task: Task, device: torch.device) -> dict[int, int]:
-    """The step's memory at each length that the model takes."""
-    stand, found = Stand(plan, task, device), {}
-    for length in plan.lengths:
-        try:
-            found[length] = stand.memory(length)
-        except SpecError:  # a length beyond a table has no memory; its cost line says why
-            continue
-    return found
+def _lengths(plans: list[Plan]) -> list[int]:
+    return sorted({length for plan in plans for length in plan.lengths})
 
 
-def _rounds(
-    stands: list[Stand], length: int, seconds: float, calibration: list[float]
-) -> tuple[dict[tuple, dict[str, Timing]], dict[tuple, str]]:
-    calls, refused = {}, {}
+def _rounds(stands: list[Stand], length: int, seconds: float, calibration: list[float]) -> Iterator[tuple[Cell, Cost]]:
+    calls: dict[Cell, Calls] = {}
     for stand in stands:
-        made = stand.calls(length)
         try:
-            for call in made.values():  # warm, and find out whether it runs
-                call()
+            made = stand.calls(length)
+            for name in ("forward", "step"):  # warm
+                made[name]()
             calls[stand.plan.cell] = made
-        except SpecError as error:
-            refused[stand.plan.cell] = str(error)
-    taken: dict[tuple, dict[str, list[float]]] = {cell: {name: [] for name in made} for cell, made in calls.items()}
+        except Exception as error:  # the others are timed without it
+            status, reason = fault_of(error)
+            yield stand.plan.cell, Cost(length=length, batch=stand.plan.rows(length), status=status, reason=reason)
+    if not calls:
+        return
+    taken: dict[Cell, dict[str, list[float]]] = {cell: {name: [] for name in MEASURES} for cell in calls}
     started = time.perf_counter()
     for number in range(_ROUNDS):
-        calibration.append(_calibrate(stands[0].device))
-        for cell, name, call in _each(calls):
-            taken[cell][name].append(_seconds(call, stands[0].device))
-        if number >= 2 and time.perf_counter() - started > seconds:
+        if number >= _FEWEST and time.perf_counter() - started > seconds:
             break
-    return {cell: {name: _timing(each) for name, each in made.items()} for cell, made in taken.items()}, refused
-
-
-def _each(calls: dict[tuple, dict[str, Callable]]) -> Iterator[tuple[tuple, str, Callable]]:
-    for name in ("forward", "forward_backward", "step"):
-        for cell, made in calls.items():
-            yield cell, name, made[name]
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
-
-
-def _timing(seconds: list[float]) -> Timing:
-    low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
-    return Timing(median=float(median), low=float(low), high=float(high), min=min(seconds), rounds=len(seconds))
-
-
-def _calibrate(device: torch.device) -> float:
-    a = torch.ones(_CALIBRATION, _CALIBRATION, device=device)
-    return _seconds(lambda: a @ a, device)
-
-
-def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    return model(tokens).float().square().mean()
+        calibration.append(calibrate(stands[0].fabric.device))
+        for name in MEASURES:
+            for cell, made in calls.items():
+                taken[cell][name].append(seconds_of(made[name], stands[0].fabric.device))
+    for cell, made in taken.items():
+        rows = stands[0].plan.rows(length)
+        forward, both, step = (timing(made[name]) for name in MEASURES)
+        yield cell, Cost(length=length, batch=rows, forward=forward, forward_backward=both, step=step)

@@ -61,3 +61,11 @@ def style(attention_families: Iterable[tuple[str, ...]], position_families: Iter
     colours = {name: COLOURS[min(place, len(COLOURS) - 1)] for place, name in enumerate(attentions)}
     glyphs = {name: GLYPHS[min(place, len(GLYPHS) - 1)] for place, name in enumerate(positions)}
     return Style(colours, {**glyphs, "none": "none"})
+
+
+def branches(families: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    """For each root in order of appearance what a legend says of it: the root, with the branches that occur in brackets."""
+    found: dict[str, dict[str, None]] = {}
+    for root, *branch in families:
+        found.setdefault(root, {}).update(dict.fromkeys(branch[:1]))
+    return {root: f"{root} ({', '.join(names)})" if names else root for root, names in found.items()}

@@ -1,15 +1,15 @@
 """A trial as a value and as one text: what determines its numbers, and nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from anyformer.errors import SpecError
 from anyformer.model.build import position_slot, slot
 from anyformer.model.config import ModelConfig
-from anyformer.pattern.leaves import SLOT_NAMES
+from anyformer.pattern.leaves import SLOT_NAMES, PerHead
 from anyformer.registry import Kind, Method, bind, canonical, find, names, sequence_knobs
-from anyformer.spec import expand, parse
+from anyformer.spec import Spec, expand, parse
 from anyformer.task.base import Task
 from anyformer.typing import Fraction, PositiveFloat, Size
 
@@ -40,28 +40,32 @@ class Sizes:
         return f"model({sizes}, rate={self.rate}{dropout})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """One trial to be run.
 
     Args:
         attention, position, task: canonical specs.
         sizes: the shared model and optimiser.
+        lengths: tokens at which quality and costs are measured.
         steps: training steps.
         seed: of the initial weights and the order of the data.
-        lengths: tokens at which quality and costs are measured.
         items: test items that are scored at each length.
-        index: place in the grid that was asked for.
+        precision: as Lightning Fabric names it.
+        fingerprint: of the task's data; it is no part of the text.
+        index: place in the grid that was asked for; likewise.
     """
 
     attention: str
     position: str
     task: str
     sizes: Sizes
-    steps: int
-    seed: int
     lengths: tuple[int, ...]
+    steps: int = 0
+    seed: int = 0
     items: int = 96
+    precision: str = "32-true"
+    fingerprint: str = ""
     index: int = 0
 
     @property
@@ -69,9 +73,14 @@ class Plan:
         """The canonical text: equal texts are the same trial."""
         lengths = ",".join(map(str, self.lengths))
         return (
-            f"attention={self.attention} position={self.position} task={self.task} {self.sizes} "
+            f"attention={self.attention} position={self.position} task={self.task} {self.setting} "
             f"steps={self.steps} lengths={lengths} items={self.items} seed={self.seed}"
         )
+
+    @property
+    def setting(self) -> str:
+        """Model, optimiser and precision: what all trials of a table share."""
+        return str(self.sizes) if self.precision == "32-true" else f"{self.sizes} precision={self.precision}"
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -96,18 +105,9 @@ class Plan:
             seed=self.seed,
         )
 
-    def rows(self, task: Task) -> int:
-        """Rows of a training batch."""
-        return max(1, self.sizes.tokens // task.train_length)
-
-    def as_json(self) -> dict:
-        """Plain values, for another process."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict) -> "Plan":
-        """The inverse of `as_json`."""
-        return cls(**values | {"sizes": Sizes(**values["sizes"]), "lengths": tuple(values["lengths"])})
+    def rows(self, length: int) -> int:
+        """Rows of a batch of `length` tokens a row: as many as the step's tokens fill, at least one."""
+        return max(1, self.sizes.tokens // length)
 
 
 def read_sizes(text: str) -> Sizes:
@@ -132,7 +132,11 @@ def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -
     found: dict[str, None] = {}
     for text in texts:
         spec = parse(text)
-        for each in expand(spec, _lists_of(kind, spec.name)):
+        method = _method_of(kind, spec.name)
+        if method is not None:  # lists given by place make a grid too
+            placed = zip(method.knobs, spec.args, strict=False)
+            spec = Spec(spec.name, spec.args[len(method.knobs) :], (*placed, *spec.knobs))
+        for each in expand(spec, frozenset() if method is None else sequence_knobs(method)):
             match kind:
                 case "attention":
                     found[str(slot(each)[1])] = None
@@ -143,12 +147,12 @@ def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -
     return list(found)
 
 
-def _lists_of(kind: str, name: str) -> frozenset[str]:
-    """Knobs of this name whose value is itself a list."""
+def _method_of(kind: str, name: str) -> Method | None:
+    """The method, scheme or leaf of this name; None for a pattern expression and for a name that does not exist."""
     if kind == "attention" and name in SLOT_NAMES:
-        return sequence_knobs(Method("pattern", name, SLOT_NAMES[name], "", "", ()))
+        return None if SLOT_NAMES[name] is PerHead else Method("pattern", name, SLOT_NAMES[name], "", "", ())
     kinds: tuple[Kind, ...] = ("attention", "mixer", "pattern") if kind == "attention" else ("position", "task")
-    return frozenset().union(*(sequence_knobs(find(each, name)) for each in kinds if name in names(each)))
+    return next((find(each, name) for each in kinds if name in names(each)), None)
 
 
 def build_task(text: str) -> Task:

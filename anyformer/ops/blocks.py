@@ -116,7 +116,7 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and bias, the last empty without a bias."""
     if k.shape[2] == 0 or q.numel() == 0:
-        return *(x.new_zeros(x.shape) for x in (q, k, v)), tile.gradient_of(bias, None)
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape), tile.gradient_of(bias, None)
     lists = Lists(block, offsets, keys, partial, masks)
     layout = BlockTiles(q, k, lists, keep, documents, bias, tile.threads(dropout))
     rule = tile.rule(scale, softcap, dropout, seed)

@@ -1,10 +1,12 @@
 """The pass of `linear_pass` out of ordinary operators: to export it and to differentiate it twice."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.ops.linear_tiles import Operands, Rule, bounded, mapped, weights, working
+from anyformer.ops.linear_tiles import GONE, Operands, Rule, bounded, mapped, weights, working
 
 
 def pass_composite(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -28,12 +30,13 @@ def pass_composite(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tenso
     fade = s.new_zeros(1, 1, 1) if x.fade is None else x.fade
     fade = F.pad(fade.expand(-1, -1, n), (0, count * chunk - n))
     w = weights(fade, chunk, rule.reverse, False, dtype)
+    scan, enter = _reach(fade, chunk, rule.reverse, dtype)
     last = 0 if rule.reverse else -1
 
     def states(steps: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Each chunk's sum [b g t ...] -> the states before each chunk, and the last."""
         flat, first = steps.flatten(3), first.flatten(2).unsqueeze(2)
-        before = w.scan @ flat + w.enter * first
+        before = scan @ flat + enter * first
         end = flat[:, :, last] + w.carry[:, :, last] * before[:, :, last]
         return before.view(steps.shape), end.view(batch, groups, *steps.shape[3:])
 
@@ -50,3 +53,17 @@ def pass_composite(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tenso
     num, den = back(num), back(den)
     out = num / bounded(den, rule) if rule.denominator == "divide" else num
     return out.to(x.v.dtype), den.squeeze(-1), s, z
+
+
+def _reach(fade: Tensor, chunk: int, reverse: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[B H t t], the weight of each chunk's sum in the state before each chunk, and [B H t 1], that of the first state."""
+    total = fade.double().clamp(min=GONE).unfold(-1, chunk, chunk).sum(-1)
+    after = total.cumsum(-1)
+    before = after - total
+    between = before[..., :, None] - after[..., None, :]
+    if reverse:
+        before, between = after[..., -1:] - after, between.mT
+    strict = torch.ones_like(between, dtype=torch.bool)
+    strict = strict.triu(1) if reverse else strict.tril(-1)
+    scan = between.masked_fill(~strict, -math.inf)
+    return scan.exp().to(dtype), before.exp().to(dtype).unsqueeze(-1)

@@ -41,11 +41,6 @@ class Rows:
             self.fade = fade[:, group.h0 : group.h1] if fade.shape[1] > 1 else fade
         self.constant = x.fade is not None and x.fade.shape[2] == 1
         self._whole: Weights | None = None
-        self._earlier = triangle(min(SEGMENT, cut.chunks), rule.reverse, -1, x.k.device).to(work.dtype)
-
-    def earlier(self, t: int) -> Tensor:
-        """Which of t chunks lie before which, as a matrix for each row [R t t]."""
-        return self._earlier[:t, :t].expand(math.prod(self.group.shape), -1, -1)
 
     def weights(self, block: Block) -> Weights | None:
         """What the fades make of a segment, once for all full segments where they are constant."""
@@ -57,16 +52,11 @@ class Rows:
         fade = self.fade.expand(-1, -1, tokens) if self.constant else self.fade[:, :, block.start : block.stop]
         fade = F.pad(fade, (0, block.t * self.cut.chunk - tokens))
         made = weights(fade, self.cut.chunk, self.rule.reverse, self.constant, self.work.dtype)
-        made = made._replace(
-            **{name: self._by_row(getattr(made, name)) for name in ("scan", "enter", "leave", "carry")}
-        )
+        carry = made.carry.expand(*self.group.shape, -1, -1).flatten(0, 1)
+        made = made._replace(carry=carry)  # [R t 1]
         if self.constant and tokens == full:
             self._whole = made
         return made
-
-    def _by_row(self, x: Tensor) -> Tensor:
-        """[B H ...] -> [R ...]."""
-        return x.expand(*self.group.shape, -1, -1).flatten(0, 1)
 
 
 class Segment:
@@ -77,7 +67,6 @@ class Segment:
         self.rows, self.t = rows.group.shape, block.t
         self.shared, self.counted = rows.q_den is rows.q, self.rule.denominator != "none"
         self.weights = rows.weights(block)
-        self.carried = rows.earlier(block.t) if self.weights is None else self.weights.scan
         self.q, self.k, self.v = rows.q.load(block), rows.k.load(block), rows.v.load(block)
         self.q_in, self.k_on = self.into(self.q), self.onto(self.k)
         self.q_den, self.k_den, self.q_den_in, self.k_den_on = self.q, self.k, self.q_in, self.k_on
@@ -110,7 +99,7 @@ class Segment:
         """w_ij alone, [R*t|1 C C]."""
         chunk = self.chunk
         if self.weights is None:
-            return triangle(chunk, self.rule.reverse, 0, self.q.device).to(self.q.dtype).expand(len(self.k), -1, -1)
+            return triangle(chunk, self.rule.reverse, self.q.device).to(self.q.dtype).expand(len(self.k), -1, -1)
         return self.weights.tile.expand(*self.rows, self.t, 1, chunk, chunk).reshape(-1, chunk, chunk)
 
     def by_head(self, queries: Tensor) -> Tensor:
@@ -124,15 +113,19 @@ class Segment:
         after each chunk and that of the first state.
         """
         rows, shape = math.prod(self.rows), steps.shape[1:]
-        steps, first = steps.view(rows, self.t, -1), first.reshape(rows, 1, -1)
-        enter = carry = None
-        if self.weights is not None:
-            enter, carry = self.weights.leave if backward else self.weights.enter, self.weights.carry
-        states = torch.bmm(self.carried.mT if backward else self.carried, steps, out=self.work.take(name, *steps.shape))
-        states += first if enter is None else first * enter
-        end = 0 if self.rule.reverse != backward else -1
-        final = steps[:, end] + (states[:, end] if carry is None else states[:, end] * carry[:, end])
-        return states.view(-1, *shape), final.view(rows, *shape)
+        states = self.work.take(name, *steps.shape).view(rows, self.t, -1).unbind(1)
+        added = steps.view(rows, self.t, -1).unbind(1)
+        carry = None if self.weights is None else self.weights.carry.unbind(1)
+        order = range(self.t - 1, -1, -1) if self.rule.reverse != backward else range(self.t)
+        states[order[0]].copy_(first.flatten(1))
+        final = torch.empty_like(states[0], memory_format=torch.contiguous_format)
+        for here, then in zip(order, (*order[1:], None), strict=True):
+            target = final if then is None else states[then]
+            if carry is None:
+                torch.add(states[here], added[here], out=target)
+            else:
+                torch.addcmul(added[here], states[here], carry[here], out=target)
+        return self.work.take(name, *steps.shape), final.view(rows, *shape)
 
     def remember(self, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """From the states before the segment [R f v], [R e] make those before each chunk; returns those after the segment."""

@@ -6,9 +6,8 @@ the later ones without its own), one pass computes
     num_i = sum_j w_ij (q_i . k_j) v_j,   den_i = sum_j w_ij (q'_i . k'_j)
 
 Inside a chunk of C tokens the pairs are a tile [C C]; everything before the chunk is one state, S = sum_j w_j k_j v_j^T and
-z = sum_j w_j k'_j, faded to the chunk's edge. T chunks are a *segment*: its states come from the sums of its chunks by a product
-with a small triangular matrix, and the last one enters the next segment. A segment is all that is in memory besides inputs and
-outputs, and fits the processor's cache. Every exponent is a sum of fades, so never above zero: nothing can overflow.
+z = sum_j w_j k'_j, faded to the chunk's edge. T chunks are a *segment*: all that is in memory besides inputs and outputs, few
+enough for the processor's cache. Every exponent is a sum of fades, so never above zero: nothing can overflow.
 """
 
 import math
@@ -25,7 +24,7 @@ from anyformer.ops.tile import Scratch
 CHUNK = 64
 """Tokens of a chunk: about the width of a head, where tile and state cost the same."""
 
-SEGMENT = 16
+SEGMENT = 64
 """Chunks of a segment."""
 
 GONE = -1000.0
@@ -65,17 +64,12 @@ class Weights(NamedTuple):
 
     tile [B H t|1 1 C C]: w_ij inside a chunk.
     into, onto [B H t 1 C 1]: from the state before a chunk to its queries, from its keys to the state after it.
-    scan [B H t t]: from each chunk's sum to the state before each chunk.
-    enter, leave [B H t 1]: from the segment's first state to that before each chunk, from that after each chunk to the last.
     carry [B H t 1]: across each chunk.
     """
 
     tile: Tensor
     into: Tensor
     onto: Tensor
-    scan: Tensor
-    enter: Tensor
-    leave: Tensor
     carry: Tensor
 
 
@@ -85,33 +79,21 @@ def weights(fade: Tensor, chunk: int, reverse: bool, constant: bool, dtype: torc
     Sums of fades are differences of running sums, kept in float64: float32 would lose a small one after a large one.
     """
     sums = fade.double().clamp(min=GONE).unfold(-1, chunk, chunk).cumsum(-1)  # [B H t C]
-    total = sums[..., -1]
-    earlier = total.cumsum(-1) - total  # before each chunk, from the segment's start
-    later = earlier[..., -1:] + total[..., -1:] - earlier - total
-    before, after = sums, sums[..., -1:] - sums
+    carry = sums[..., -1:]
+    before, after = sums, carry - sums
     inner = sums[:, :, :1] if constant else sums
     inner = inner[..., :, None] - inner[..., None, :]
-    between = earlier[..., :, None] - (earlier + total)[..., None, :]
     if reverse:
-        before, after, earlier, later = after, before, later, earlier
-        inner, between = -inner, between.mT
-    tile = inner.masked_fill(~triangle(chunk, reverse, 0, fade.device), -math.inf)
-    scan = between.masked_fill(~triangle(total.shape[-1], reverse, -1, fade.device), -math.inf)
-
-    def edge(x: Tensor) -> Tensor:
-        return x.exp().to(dtype).unsqueeze(-1)
-
-    def token(x: Tensor) -> Tensor:
-        return x.exp().to(dtype)[:, :, :, None, :, None]
-
-    tile, scan = tile.exp().to(dtype)[:, :, :, None], scan.exp().to(dtype)
-    return Weights(tile, token(before), token(after), scan, edge(earlier), edge(later), edge(total))
+        before, after, inner = after, before, -inner
+    tile = inner.masked_fill(~triangle(chunk, reverse, fade.device), -math.inf).exp().to(dtype)
+    into, onto = (x.exp().to(dtype)[:, :, :, None, :, None] for x in (before, after))
+    return Weights(tile[:, :, :, None], into, onto, carry.exp().to(dtype))
 
 
-def triangle(size: int, reverse: bool, diagonal: int, device: torch.device) -> Tensor:
-    """Bool[size size]: keys up to the query's own (`diagonal` 0) or before it (-1); with `reverse` the keys after it."""
+def triangle(size: int, reverse: bool, device: torch.device) -> Tensor:
+    """Bool[size size]: the keys up to the query's own, or with `reverse` those after it."""
     ones = torch.ones(size, size, dtype=torch.bool, device=device)
-    return ones.triu(1) if reverse else ones.tril(diagonal)
+    return ones.triu(1) if reverse else ones.tril()
 
 
 class Block(NamedTuple):
@@ -150,7 +132,7 @@ class Cut:
 
     def groups(self, device: torch.device) -> Iterator[Group]:
         """Enough rows at once to keep all threads busy, few enough to stay in the cache."""
-        tiles = 8 * torch.get_num_threads() if device.type == "cpu" else 4096
+        tiles = 16 * torch.get_num_threads() if device.type == "cpu" else 4096
         rows = max(1, tiles // max(1, min(self.chunks, SEGMENT)))
         samples, heads = max(1, rows // self.heads), min(rows, self.heads)
         for b0 in range(0, self.batch, samples):
@@ -205,12 +187,14 @@ class Tiles:
 
     def store(self, tiles: Tensor, block: Block) -> None:
         """Bring tiles to their place, unless they were written there."""
-        part = self.x[:, :, block.start : block.stop]
         if self.tiles is not None:
             mine = self._mine(block, self.tiles)
             if mine.data_ptr() != tiles.data_ptr():
                 mine.copy_(tiles)
-        else:
+            if self.hidden is None:
+                return
+        part = self.x[:, :, block.start : block.stop]
+        if self.tiles is None:
             tiles = tiles.view(*self.rows, block.t, self.ratio, self.chunk, -1).transpose(2, 3)
             part.copy_(tiles.reshape(*self.x.shape[:2], -1, self.x.shape[-1])[:, :, : part.shape[2]])
         if self.hidden is not None:

@@ -148,12 +148,14 @@ class Pattern(ABC):
         facts: Facts | None = None,
         block: int = 128,
         device: torch.device | str = "cpu",
+        also: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> Any:
         """FlexAttention's BlockMask from the layout, query blocks included; heads and samples only where they differ.
 
         Args:
             block: side of a tile in tokens.
             device: where the lists go; tensors in `facts` must lie there.
+            also: a further `f(batch, head, q, kv)` on indices that a pair must pass (padding, documents).
         """
         from torch.nn.attention.flex_attention import BlockMask
 
@@ -161,13 +163,14 @@ class Pattern(ABC):
         layout = self.blocks(n, block, m, heads=heads, facts=facts, reorder=False)
         _, row, column = layout.tiles()
         # FlexAttention applies no bounds inside a whole tile, so those that stick out are given to the mask
-        whole = layout.whole & ((row + 1) * block <= n) & ((column + 1) * block <= m)
+        whole = layout.whole & ((row + 1) * block <= n) & ((column + 1) * block <= m) & (also is None)
         some_count, some, whole_count, full = (
             part.to(device) for chosen in (~whole, whole) for part in layout.lists(chosen)
         )
 
         def mask_mod(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return self.allows(batch, head + numbers[0], q + (m - n), kv, facts)
+            allowed = self.allows(batch, head + numbers[0], q + (m - n), kv, facts)
+            return allowed if also is None else allowed & also(batch, head, q, kv)
 
         return BlockMask.from_kv_blocks(
             some_count,

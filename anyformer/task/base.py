@@ -80,6 +80,8 @@ class Task(ABC):
         better: which direction of it is good.
         chance: what a uniform random guess scores in it.
         fingerprint: SHA-256 of the data and of all parameters that determine the batches.
+        source: where the data come from; "generated" by default.
+        skipped: files that were left out, each with the reason.
     """
 
     kind: ClassVar[str] = "task"
@@ -98,6 +100,8 @@ class Task(ABC):
     better: Literal["lower", "higher"]
     chance: float
     fingerprint: str
+    source: str = "generated"
+    skipped: tuple[str, ...] = ()
 
     @abstractmethod
     def items(self, split: Split) -> int | None:

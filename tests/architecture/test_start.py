@@ -21,7 +21,6 @@ try:
     main(["--help"])
 except SystemExit:
     pass
-anyformer.registry if False else None
 import anyformer.registry as registry
 registry.names("position")
 print("torch" in sys.modules, file=sys.stderr)
@@ -45,4 +44,47 @@ def test_options_are_frozen() -> None:
     assert found == OPTIONS
 
 
-OPTIONS = {}
+OPTIONS = {
+    "compare": [
+        "--attention",
+        "--baseline",
+        "--budget",
+        "--data",
+        "--device",
+        "--force",
+        "--items",
+        "--lengths",
+        "--memory",
+        "--model",
+        "--out",
+        "--position",
+        "--precision",
+        "--retry-failed",
+        "--seeds",
+        "--steps",
+        "--task",
+        "--threads",
+        "--timeout",
+    ],
+    "bench": [
+        "--attention",
+        "--batch",
+        "--both",
+        "--causal",
+        "--dtype",
+        "--head-dim",
+        "--heads",
+        "--lengths",
+        "--out",
+        "--peer",
+        "--position",
+        "--seconds",
+        "--threads",
+        "--what",
+    ],
+    "report": ["--baseline", "folder"],
+    "list": ["--both", "--causal", "--matrix", "--reasons", "kind", "wildcard"],
+    "show": ["--both", "--causal", "--heads", "--length", "--out", "spec"],
+    "check": ["--both", "--causal", "attention", "position"],
+    "doctor": [],
+}

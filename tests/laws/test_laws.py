@@ -24,8 +24,8 @@ PATTERNS = (
 )
 ATTENTIONS = [SMALL.get(name, name) for kind in ("attention", "mixer", "pattern") for name in names(kind)]
 EVERY = [(a, p, causal) for a in (*ATTENTIONS, *PATTERNS) for p in names("position") for causal in (False, True)]
-CHOSEN_ATTENTIONS = ("softmax", "linear", "local(3)")  # one per family that reads positions in its own way
-CHOSEN_POSITIONS = ("none", "sinusoidal", "rope")  # and one per form for those
+CHOSEN_ATTENTIONS = ("softmax", "linear")  # the two that read positions in their own way
+CHOSEN_POSITIONS = ("none", "rope")  # and what every attention meets
 
 
 def _chosen(attention: str, position: str) -> bool:

@@ -84,7 +84,7 @@ def test_list_show_and_doctor(capsys: pytest.CaptureFixture, tmp_path: Path, mon
     assert "bigbird" in _run(capsys, "list", "attention", "big*")[1]
     assert "other > rotary" in " ".join(_run(capsys, "list")[1].split())
     assert "not yet" in _run(capsys, "list", "--matrix")[1]
-    assert "linear x alibi: not yet" in _run(capsys, "list", "--reasons")[1]
+    assert "linear x alibi: not yet" in " ".join(_run(capsys, "list", "--reasons")[1].split())
     code, out, _ = _run(capsys, "show", "Local(4)|Global([0])", "--length", "32")
     assert code == 0
     assert "of all pairs meet" in out
@@ -99,7 +99,8 @@ def test_list_show_and_doctor(capsys: pytest.CaptureFixture, tmp_path: Path, mon
 def test_check_prints_the_laws(capsys: pytest.CaptureFixture) -> None:
     code, out, _ = _run(capsys, "check", "local(3)", "rope", "--causal")
     assert code == 0
-    assert "nobody sees the future" in " ".join(out.split())
+    assert "D01" in out
+    assert out.count("holds") >= 12
     assert "broken" not in out
 
 

@@ -82,15 +82,15 @@ def gap(one, other):
 
 
 CASES = [
-    # n, m, groups, decay, hidden keys, documents, features of the denominator, normalise, chunk
+    # n, m, groups, decay, hidden keys, documents, features of the denominator, normalise, chunk (64 chunks are a segment)
     (37, 37, 4, None, False, False, False, True, 5),
-    (37, 37, 2, None, True, False, True, True, 2),
-    (37, 37, 4, "head", False, False, False, True, 2),
+    (140, 140, 2, None, True, False, True, True, 1),
+    (140, 140, 4, "head", False, False, False, True, 1),
     (37, 37, 1, "head", True, False, False, True, 5),
-    (37, 37, 4, "token", False, False, True, True, 2),
+    (140, 140, 4, "token", False, False, True, True, 1),
     (37, 37, 2, "token", True, True, False, True, 4),
     (37, 37, 2, "shared", True, False, True, True, 5),
-    (37, 37, 4, None, True, True, False, True, 2),
+    (140, 140, 4, None, True, True, False, True, 1),
     (37, 37, 2, None, False, True, True, True, 5),
     (40, 40, 4, "head", False, True, False, False, 1),
     (37, 37, 2, "token", False, False, False, False, 3),
@@ -98,7 +98,7 @@ CASES = [
     (8, 37, 2, None, True, False, False, True, 3),
     (8, 37, 4, "token", True, False, True, True, 3),
     (8, 37, 2, "head", False, True, False, True, None),
-    (8, 37, 4, "head", False, False, False, False, 2),
+    (133, 140, 4, "head", False, False, False, False, 1),
     (1, 1, 2, "token", False, False, True, True, None),
     (150, 150, 4, None, False, False, False, True, None),
     (150, 150, 2, "head", False, False, True, True, None),
