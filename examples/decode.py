@@ -4,7 +4,9 @@ import torch
 
 import anyformer as af
 
-model = af.Transformer(af.ModelConfig(vocab=64, dim=32, depth=2, heads=4, kv_heads=2, attention="linear", position="rope")).eval()
+model = af.Transformer(
+    af.ModelConfig(vocab=64, dim=32, depth=2, heads=4, kv_heads=2, attention="linear", position="rope")
+).eval()
 prompts = torch.randint(64, (2, 10))
 real = torch.ones(2, 10, dtype=torch.bool)
 real[1, :4] = False  # the second prompt is shorter, padded on the left

@@ -6,7 +6,9 @@ import anyformer as af
 from anyformer.task.text import Text
 
 task = Text(length=128)
-config = af.ModelConfig(vocab=task.vocab, dim=64, depth=2, heads=4, attention="local(32)", position="rope", max_length=1024)
+config = af.ModelConfig(
+    vocab=task.vocab, dim=64, depth=2, heads=4, attention="local(32)", position="rope", max_length=1024
+)
 model = af.Transformer(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 steps = 40

@@ -13,7 +13,6 @@ if not PLAIN:
     import random
 
     shared, random.getrandbits = random.getrandbits, random.Random(0).getrandbits
-    import beartype.door  # looks at a random item of every tuple; with numbers of its own it leaves the shared ones alone
 
     random.getrandbits = shared
     from jaxtyping import install_import_hook

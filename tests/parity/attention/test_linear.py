@@ -50,7 +50,9 @@ def test_equals_the_quadratic_form(causal: bool, position: str) -> None:
     weights = q @ k.mT
     rotated = weights
     if position == "rope":
-        angle = torch.arange(11.0, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+        angle = torch.arange(11.0, dtype=torch.float64)[:, None] * 10000.0 ** (
+            -torch.arange(4, dtype=torch.float64) / 4
+        )
         turn = torch.polar(torch.ones_like(angle), angle)
         q, k = (torch.complex(each[..., :4], each[..., 4:]) * turn for each in (q, k))
         rotated = torch.einsum("bhnd,bhmd->bhnm", q, k.conj()).real
