@@ -49,16 +49,34 @@ class Linear(Attention):
         """Outputs of the queries; see the module's equation."""
         encoding, cache, keys = context.encoding, context.cache, context.keys
         v = v if encoding.turn is None else encoding.turn(v)
-        facts = {"keep": keys.keep, "documents": keys.documents}
-        if encoding.rotate is None:
-            facts["features"] = "elu1"
-        else:
-            facts["q_den"], facts["k_den"] = elu1(q), elu1(k)
-            q, k = encoding.rotate(facts["q_den"], facts["k_den"])
+        q_den = k_den = None
+        if encoding.rotate is not None:
+            q_den, k_den = elu1(q), elu1(k)
+            q, k = encoding.rotate(q_den, k_den)
+        features = "elu1" if encoding.rotate is None else "given"
         if cache is None:
-            out = linear_attention(q, k, v, causal=context.causal, **facts)
+            out = linear_attention(
+                q,
+                k,
+                v,
+                causal=context.causal,
+                keep=keys.keep,
+                documents=keys.documents,
+                q_den=q_den,
+                k_den=k_den,
+                features=features,
+            )
         else:
-            before = LinearState(cache.state["s"], cache.state["z"]) if cache.state else None
-            out, state = linear_attention_with_state(q, k, v, state=before, **facts)
+            out, state = linear_attention_with_state(
+                q,
+                k,
+                v,
+                state=LinearState(cache.state["s"], cache.state["z"]) if cache.state else None,
+                keep=keys.keep,
+                documents=keys.documents,
+                q_den=q_den,
+                k_den=k_den,
+                features=features,
+            )
             cache.state |= state._asdict()
         return out if encoding.turn_back is None else encoding.turn_back(out)

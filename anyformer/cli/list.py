@@ -57,7 +57,7 @@ def _matrix(console: Console, causal: bool, reasons: bool) -> None:
         table.add_row(position, *(f"[{_STYLES.get(cell, 'cyan')}]{cell}[/]" for cell in row))
     console.print(table)
     console.print(
-        "ok: composes. abs: runs, no longer relative. not yet: an exact form exists and is not written. refused: --reasons says why."
+        "ok: composes. abs: runs, no longer relative. not yet: an exact form is not written. refused: --reasons says why."
     )
     if reasons:
         for (attention, position), verdict in cells.items():

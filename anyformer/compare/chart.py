@@ -120,7 +120,7 @@ def _legend(figure: Figure, panels: Sequence[Panel], style: Style, scale: Scale)
     ]
     bottom = 0.24 / figure.get_figheight()
     _column(figure, colours, "attention: colour", 0.06, bottom, 3)
-    _column(figure, glyphs, "position: mark inside", 0.50, bottom, 2)
+    _column(figure, glyphs, "position: mark inside", 0.47, bottom, 2)
     _memory(figure, scale, 0.725, bottom)
 
 

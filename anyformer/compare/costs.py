@@ -35,7 +35,7 @@ def measure_all(cells: list[Plan], ask: Callable[[Kind, tuple[Plan, ...]], Outco
             alone[cell][cost.length] = cost.model_copy(update={"memory": held.memory, "peak": held.peak})
     failed = outcome.status != "ok"
     complaint = f"timing failed ({outcome.status}): {outcome.reason}; results have no times" if failed else ""
-    return Measured({cell: tuple(costs.values()) for cell, costs in alone.items()}, timed.calibration), complaint
+    return replace(timed, costs={cell: tuple(costs.values()) for cell, costs in alone.items()}), complaint
 
 
 def _memory(plan: Plan, outcome: Outcome) -> dict[int, Cost]:

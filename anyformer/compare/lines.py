@@ -47,7 +47,7 @@ def trial_line(plan: Plan, task: Task, outcome: Outcome, measured: Measured, *, 
         curve=values.get("curve", ()),
         costs=costs,
         tokens_per_second=home.batch * home.length / home.step.median if home and home.step else None,
-        environment=environment and environment.model_copy(update={"calibration": measured.calibration}),
+        environment=environment and _while_timed(environment, measured),
     )
 
 
@@ -87,6 +87,13 @@ def reference_lines(plan: Plan, task: Task, outcome: Outcome, key: str) -> list[
         )
         for number, (name, value, note) in enumerate(found)
     ]
+
+
+def _while_timed(environment: Environment, measured: Measured) -> Environment:
+    """A trial's machine and versions, with the load under which its times were taken."""
+    before = measured.before or environment
+    load = {"calibration": measured.calibration, "load": before.load, "shared": before.shared}
+    return environment.model_copy(update=load)
 
 
 def _data(plan: Plan, task: Task) -> Data:

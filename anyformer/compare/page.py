@@ -157,9 +157,9 @@ def _reading() -> str:
 <p>Every method was trained by the same recipe: same width and depth, same data in the same order, same initial weights
 where shapes agree, same number of steps. Quality is scored on the same held-out items for all. No composite score is
 made of quality, speed and memory: which matters is yours to say.</p>
-<p>Time is the median over rounds interleaved between the methods. Memory is the peak of one training step minus the
-weights, at the batch that was used. The exponent is the slope of log time on log length over the largest three
-doublings from 1024 tokens on; † marks a fit below that, where overhead hides the slope.</p>
+<p>Time is the median over rounds interleaved between the methods. Memory is what one training step needs beyond the
+weights and the optimiser's state, at the batch that was used. The exponent is the slope of log time on log length over
+the largest three doublings from 1024 tokens on; † marks a fit below that, where overhead hides the slope.</p>
 <p>Intervals come from a bootstrap over seeds and items. An interval from one seed says how sure the score of that one
 model is, not how the method would do again.</p>
 </div>"""

@@ -112,7 +112,7 @@ class Method:
         return length / seconds if seconds else None
 
     def memory(self, length: int) -> float | None:
-        """Bytes: the training step's peak minus the weights, median over seeds."""
+        """Bytes that a training step needs beyond weights and optimiser state, median over seeds."""
         known = [cost.memory for cost in self.costs(length) if cost.status == "ok" and cost.memory is not None]
         return _median([float(memory) for memory in known])
 

@@ -98,7 +98,10 @@ class Timing(_Model):
 
 
 class Cost(_Model):
-    """Time and memory at one length. ``memory`` is a training step's peak minus the weights, ``peak`` all of it."""
+    """Time and memory at one length, of ``batch`` rows.
+
+    ``memory`` is what a training step needs beyond weights and optimiser state, ``peak`` with both.
+    """
 
     length: int = Field(gt=0)
     batch: int = Field(default=1, gt=0)

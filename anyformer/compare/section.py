@@ -21,7 +21,7 @@ CARDS = (
     (
         "memory",
         "Memory over length",
-        "Peak of a training step for one sequence, weights left out; both axes logarithmic.",
+        "What a training step needs beyond the weights, for one sequence; both axes logarithmic.",
     ),
 )
 
@@ -49,7 +49,7 @@ def section(panel: Panel, place: int, style: Style, numbers: Numbers) -> str:
 <div class='tiles'>{_tiles(panel)}</div>
 <div class='card'>
 <h3>Quality over speed</h3>
-<p class='faint'>One circle a method; its area is the memory of a training step without the weights.
+<p class='faint'>One circle a method; its area is the memory that a training step needs beyond the weights.
 Up and to the right is better. Dashed lines use no attention.</p>
 <div class='controls'>{_selectors(panel)}</div>
 <div class='plot' data-figure='{keys["bubbles"]}'></div>

@@ -8,10 +8,11 @@ import torch
 from lightning_fabric import Fabric
 
 from anyformer.compare.clock import calibrate, seconds_of, timing
+from anyformer.compare.environment import environment
 from anyformer.compare.fault import fault_of
 from anyformer.compare.memory import held_by, peak_of
 from anyformer.compare.quality import loss_of, open_fabric, optimiser, take_step
-from anyformer.compare.record import Cost
+from anyformer.compare.record import Cost, Environment
 from anyformer.compare.trial import Plan
 from anyformer.model.transformer import Transformer
 from anyformer.task.base import Task
@@ -26,10 +27,11 @@ Calls = dict[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs of each cell, and the seconds of one fixed matrix product before each round."""
+    """Costs of each cell, the seconds of one fixed matrix product before each round, and the machine before the first."""
 
     costs: dict[Cell, tuple[Cost, ...]] = field(default_factory=dict)
     calibration: tuple[float, ...] = ()
+    before: Environment | None = None
 
 
 class Stand:
@@ -100,6 +102,7 @@ def measure(
         groups.setdefault(plan.task, []).append(plan)
     turns = [(text, length) for text, group in groups.items() for length in _lengths(group)]
     costs: dict[Cell, list[Cost]] = {plan.cell: [] for plan in plans}
+    before = environment(open_fabric(device, "32-true").device)
     calibration: list[float] = []
     stands: list[Stand] = []
     for text, length in turns:
@@ -110,7 +113,7 @@ def measure(
         taking_part = [stand for stand in stands if length in stand.plan.lengths]
         for cell, cost in _rounds(taking_part, length, seconds / len(turns), calibration):
             costs[cell].append(cost)
-    return Measured({cell: tuple(found) for cell, found in costs.items()}, tuple(calibration))
+    return Measured({cell: tuple(found) for cell, found in costs.items()}, tuple(calibration), before)
 
 
 def _lengths(plans: list[Plan]) -> list[int]:

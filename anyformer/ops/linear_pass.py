@@ -11,12 +11,14 @@ from torch import Tensor
 from anyformer.ops.feature_maps import elu1_slope
 from anyformer.ops.linear_segment import Rows, Segment
 from anyformer.ops.linear_tiles import GONE, Block, Cut, Operands, Rule, Tiles, bounded, results, working
+from anyformer.ops.pages import in_huge_pages
 from anyformer.ops.tile import Scratch
 
 
 def forward(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`results` of a pass that begins with the states s [b g f v] and z [b g e]."""
     out, den, s_all, z_all = results(x, rule)
+    in_huge_pages(out)
     s_all[:, :, 0], z_all[...] = s, z.unsqueeze(2)
     cut, work = Cut(x.k, rule.chunk), Scratch(working(x), x.q.device)
     for group in cut.groups(x.q.device):
@@ -67,8 +69,8 @@ def backward(
     """The gradients of `forward`, whose results are `made`; that of the fades only if `fading`."""
     out, den, s_all, z_all = made
     cut, work = Cut(x.k, rule.chunk), Scratch(working(x), x.q.device)
-    q_den, k_den = (None if y is None else y.new_empty(y.shape) for y in (x.q_den, x.k_den))
-    q, k, v = (y.new_empty(y.shape) for y in (x.q, x.k, x.v))
+    q_den, k_den = (None if y is None else in_huge_pages(y.new_empty(y.shape)) for y in (x.q_den, x.k_den))
+    q, k, v = (in_huge_pages(y.new_empty(y.shape)) for y in (x.q, x.k, x.v))
     grads = Operands(q, k, v, q_den, k_den, None, x.keep)
     d_fade = x.k.new_empty(*x.k.shape[:3], dtype=work.dtype) if fading else None
     d_s, d_z = d_s.clone(), d_z.clone()

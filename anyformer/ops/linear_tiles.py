@@ -24,7 +24,7 @@ from anyformer.ops.tile import Scratch
 CHUNK = 64
 """Tokens of a chunk: about the width of a head, where tile and state cost the same."""
 
-SEGMENT = 64
+SEGMENT = 32
 """Chunks of a segment."""
 
 GONE = -1000.0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,7 +71,11 @@ class Case:
         return spread(layer, seed=2).to(dtype).eval()
 
     def model(
-        self, dtype: torch.dtype = torch.float64, *, dropout: float = 0.0, head: str | None = None
+        self,
+        dtype: torch.dtype = torch.float64,
+        *,
+        dropout: float = 0.0,
+        head: Literal["lm", "mlm", "classifier"] | None = None,
     ) -> Transformer:
         """A Transformer of two blocks in eval mode, with large weights."""
         config = ModelConfig(
@@ -89,7 +94,10 @@ class Case:
         return spread(Transformer(config), seed=3).to(dtype).eval()
 
 
-def spread(module: nn.Module, *, seed: int) -> nn.Module:
+Part = TypeVar("Part", bound=nn.Module)
+
+
+def spread(module: Part, *, seed: int) -> Part:
     """Redraw every floating parameter with a large spread, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

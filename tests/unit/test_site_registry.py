@@ -51,7 +51,7 @@ def test_site_refuses(sizes: dict, message: str) -> None:
 
 @pytest.mark.plain
 def test_site_refuses_types() -> None:
-    with pytest.raises(SpecError, match="expected dim .* got True; expected seed to be a whole number, got 'x'"):
+    with pytest.raises(SpecError, match=r"expected dim .* got True; expected seed to be a whole number, got 'x'"):
         Site(True, 4, seed="x")
 
 

@@ -82,7 +82,7 @@ def gap(one, other):
 
 
 CASES = [
-    # n, m, groups, decay, hidden keys, documents, features of the denominator, normalise, chunk (64 chunks are a segment)
+    # n, m, groups, decay, hidden keys, documents, features of the denominator, normalise, chunk (32 chunks are a segment)
     (37, 37, 4, None, False, False, False, True, 5),
     (140, 140, 2, None, True, False, True, True, 1),
     (140, 140, 4, "head", False, False, False, True, 1),
