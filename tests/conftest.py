@@ -13,6 +13,8 @@ if not PLAIN:
     import random
 
     shared, random.getrandbits = random.getrandbits, random.Random(0).getrandbits
+    # looks at a random item of every tuple; with numbers of its own it leaves the shared ones alone
+    import beartype.door  # noqa: F401
 
     random.getrandbits = shared
     from jaxtyping import install_import_hook

@@ -62,7 +62,7 @@ def backward(
     d_s: Tensor,
     d_z: Tensor,
     x: Operands,
-    made: tuple[Tensor, ...],
+    made: tuple[Tensor, Tensor, Tensor, Tensor],
     rule: Rule,
     fading: bool,
 ) -> Gradients:

@@ -139,13 +139,12 @@ class Cut:
             for h0 in range(0, self.heads, heads):
                 yield Group(b0, min(b0 + samples, self.batch), h0, min(h0 + heads, self.heads))
 
-    def blocks(self, reverse: bool) -> list[Block]:
+    def blocks(self, reverse: bool) -> Iterator[Block]:
         """The segments in the order in which the state meets them."""
         firsts = range(0, self.chunks, SEGMENT)
-        lengths = [min(SEGMENT, self.chunks - first) for first in firsts]
-        c = self.chunk
-        blocks = [Block(i * c, min((i + t) * c, self.n), i, t) for i, t in zip(firsts, lengths, strict=True)]
-        return blocks[::-1] if reverse else blocks
+        for first in reversed(firsts) if reverse else firsts:
+            t = min(SEGMENT, self.chunks - first)
+            yield Block(first * self.chunk, min((first + t) * self.chunk, self.n), first, t)
 
 
 class Tiles:
