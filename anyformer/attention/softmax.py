@@ -33,6 +33,9 @@ class Softmax(Attention):
     Args:
         pattern: which pairs may meet, for example `Local(128) | Global([0])`; None: all.
         softcap: bound c of the logits, `c * tanh(logits / c)`; None: no bound.
+
+    Raises:
+        SpecError: the pattern is for another number of heads, or has no causal form.
     """
 
     name = "softmax"
@@ -46,6 +49,8 @@ class Softmax(Attention):
 
     def __init__(self, site: Site, *, pattern: Pattern | None = None, softcap: float | None = None) -> None:
         super().__init__(site)
+        if pattern is not None:
+            pattern.check(site.heads, causal=site.causal)
         self.pattern = pattern
         self.softcap = softcap
         self.ordered = pattern is not None

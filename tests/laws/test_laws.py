@@ -17,7 +17,7 @@ PATTERNS = (
     "strided(3)",
     "dilated(2, 1, 2)",
     "block_local(5)",
-    "global_tokens([0, -1])",
+    "global_tokens([0, 3])",
     "random(2, seed=1)",
     "per_head((Local(2), 1), (Strided(2) | Global([0]), 3))",
     "Local(2) | Strided(5) | Global([0]) | Random(2, seed=0)",

@@ -41,6 +41,15 @@ def test_refusals_name_their_reason(attention: str, position: str, causal: bool,
         af.check(attention, position, causal=causal)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("Global([-1])", "a causal layer does not know its last token"), ("PerHead((Local(2), 3))", "3.*heads.*4|4.*3")],
+)
+def test_a_pattern_that_cannot_serve_is_refused_when_built(pattern: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        af.MultiHead(32, 4, attention=pattern, causal=True)
+
+
 def test_a_wrong_spec_is_no_refusal() -> None:
     with pytest.raises(SpecError, match="did you mean 'linformer'"):
         af.check("linfomer", "alibi")
