@@ -68,7 +68,7 @@ def test_all_faults_come_in_one_message():
     for part in (
         "attention: there is no attention named 'sofmax'; did you mean 'softmax'?",
         "attention: softmax(pattern=local(-1)):",
-        "position: there is no position named 'roppe'; did you mean 'rope'?",
+        "position: there is no position named 'roppe'; did you mean 'rope'",
         "dim=10 is not a multiple of heads=3",
         "outputs=None: a classifier needs its number of classes, for example outputs=10",
     ):
