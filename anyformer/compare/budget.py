@@ -12,7 +12,7 @@ from anyformer.compare.trial import Plan
 FEWEST = 20
 """Training steps, whatever the budget."""
 
-START = 2.0
+START = 1.0
 """Seconds a trial takes beside its steps and its scoring."""
 
 

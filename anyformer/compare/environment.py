@@ -45,6 +45,14 @@ def environment(device: torch.device, calibration: tuple[float, ...] = ()) -> En
     )
 
 
+def busy() -> str:
+    """What to say where other work keeps the machine busy before anything of ours runs, else ""."""
+    load, cores = psutil.getloadavg()[0], psutil.cpu_count(logical=True) or 1
+    if load <= cores:
+        return ""
+    return f"the machine is busy (load {load:.1f} on {cores} cores): times will be unsteady, least with --threads 1"
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None

@@ -17,6 +17,7 @@ from anyformer.compare.record import Status
 from anyformer.compare.worker import LAST_LINES, Job, serve
 
 _GRACE = 2**30  # what the interpreter and its libraries may take beside the trial
+_LONGEST_LISTENER = 103  # bytes of the path of a Unix socket, on the system that allows the fewest
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def run(job: Job, limits: Limits, listen: Callable[[tuple], None]) -> Outcome:
     Args:
         listen: gets the job's ("progress", ...) and ("notice", ...) messages.
     """
-    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    if sys.platform != "win32":
+    context = multiprocessing.get_context(_start_method())
+    if context.get_start_method() == "forkserver":
         # a job starts with torch, and whatever the user's own script imports, already there
         context.set_forkserver_preload(["__main__", "anyformer.compare.worker"])
     ours, theirs = context.Pipe()
@@ -72,6 +73,12 @@ def run(job: Job, limits: Limits, listen: Callable[[tuple], None]) -> Outcome:
         if still_named:
             Path(path).unlink(missing_ok=True)
     return replace(outcome, details=outcome.details or printed, seconds=time.monotonic() - started)
+
+
+def _start_method() -> str:
+    """The fork server listens at a path in the folder for temporary files, and the system bounds such a path's length."""
+    listener = os.path.join(tempfile.gettempdir(), "pymp-12345678", "listener-12345678")
+    return "spawn" if sys.platform == "win32" or len(os.fsencode(listener)) > _LONGEST_LISTENER else "forkserver"
 
 
 def _watch(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from anyformer.compare.budget import FEWEST, PlanFile, affordable, budget_text, rounded
 from anyformer.compare.costs import measure_all
+from anyformer.compare.environment import busy
 from anyformer.compare.lines import label, reference_lines, trial_line
 from anyformer.compare.process import Limits, Outcome, run
 from anyformer.compare.quality import open_fabric
@@ -101,7 +102,7 @@ def compare(request: Request, folder: str | Path, listener: Listener) -> tuple[R
     tasks = {text: build_task(text) for text in grid(request.tasks, "task")}
     cells, refused = _cells(request, tasks)
     with Store.open(folder) as store:
-        for text in store.notices:
+        for text in filter(None, (*store.notices, busy())):
             listener.notice(text)
         for text, task in tasks.items():
             if task.skipped:

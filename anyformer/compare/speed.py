@@ -121,6 +121,7 @@ def _lengths(plans: list[Plan]) -> list[int]:
 
 
 def _rounds(stands: list[Stand], length: int, seconds: float, calibration: list[float]) -> Iterator[tuple[Cell, Cost]]:
+    started = time.perf_counter()
     calls: dict[Cell, Calls] = {}
     for stand in stands:
         try:
@@ -134,7 +135,6 @@ def _rounds(stands: list[Stand], length: int, seconds: float, calibration: list[
     if not calls:
         return
     taken: dict[Cell, dict[str, list[float]]] = {cell: {name: [] for name in MEASURES} for cell in calls}
-    started = time.perf_counter()
     for number in range(_ROUNDS):
         if number >= _FEWEST and time.perf_counter() - started > seconds:
             break

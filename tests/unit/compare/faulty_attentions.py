@@ -52,7 +52,7 @@ def sly(v: torch.Tensor) -> torch.Tensor:
     shared = mmap.mmap(-1, 1536 << 20)
     for start in range(0, len(shared), mmap.PAGESIZE):
         shared[start] = 1
-    time.sleep(600)
+    time.sleep(60)
     return v
 
 
@@ -68,7 +68,7 @@ def interrupts(v: torch.Tensor) -> torch.Tensor:
     if v.requires_grad:
         os.kill(int(os.environ["DRIVER"]), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(600)
+        time.sleep(60)
     return v
 
 

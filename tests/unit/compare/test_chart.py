@@ -68,6 +68,25 @@ def test_up_is_better_and_far_reference_lines_are_named_at_the_edge() -> None:
     assert words(recall, "reference") == ["chance 0.125"]
 
 
+def test_names_of_lines_stay_between_the_axes_and_on_the_paper() -> None:
+    records = synthetic.default_run()
+    recall = next(record for record in records if record.task == "mqar").quality
+    for task, metric in (("text", "bits per byte"), ("mqar", recall.metric)):
+        value = Score(length=64 if task == "mqar" else 256, value=0.125 if task == "mqar" else 3.0)
+        quality = Quality(metric=metric, better=recall.better if task == "mqar" else "lower", scores=(value,))
+        line = synthetic.references()[0].model_copy(
+            update={"task": task, "name": "any value that is present", "key": task}
+        )
+        records.append(line.model_copy(update={"quality": quality, "data": None}))
+    figure, renderer = drawn(build(records))
+    text, mqar = figure.axes[:2]
+    limits = (mqar.yaxis.label.get_window_extent(renderer).x0, figure.bbox.x1)
+    for axes, limit in zip((text, mqar), limits, strict=True):
+        ends = [each.get_window_extent(renderer).x1 for each in axes.texts if each.get_gid() == "reference"]
+        assert len(ends) > 1
+        assert max(ends) < limit
+
+
 def test_area_is_in_proportion_to_memory() -> None:
     report = build(synthetic.default_run()[:9])
     figure, _ = drawn(report)

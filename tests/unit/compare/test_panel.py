@@ -169,3 +169,19 @@ def test_exponents_separate_quadratic_from_linear() -> None:
     )
     assert panel.exponent(softmax).slope > 1.25 > panel.exponent(linear).slope
     assert panel.exponent(softmax, "memory").slope > panel.exponent(linear, "memory").slope
+
+
+def test_a_seed_counts_once_and_the_latest_run_of_it_holds() -> None:
+    first = synthetic.trial("softmax", "rope", finished="2025-11-30T09:00:00+00:00", index=3)
+    second = first.model_copy(update={"key": "other lengths", "finished": "2025-11-30T10:00:00+00:00", "index": 0})
+    for records in ([first, second], [second, first]):
+        method = panels(records)[0].methods[0]
+        assert [trial.key for trial in method.trials] == ["other lengths"]
+
+
+def test_a_line_without_attention_counts_once() -> None:
+    once = synthetic.references()
+    again = [line.model_copy(update={"key": f"{line.key} of more items"}) for line in once]
+    panel = panels([*once, *again, synthetic.trial("softmax", "rope")])[0]
+    assert [line.name for line in panel.references] == [line.name for line in once]
+    assert {line.key for line in panel.references} == {line.key for line in again}

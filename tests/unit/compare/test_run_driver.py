@@ -8,6 +8,7 @@ import pytest
 from small import SIZES, text_task, write_text
 
 from anyformer.compare import run as runner
+from anyformer.compare.budget import START
 from anyformer.compare.process import Limits, Outcome
 from anyformer.compare.record import Cost, Quality, Reference, Score, Timing, Trial
 from anyformer.compare.run import Listener, Request, compare
@@ -37,7 +38,7 @@ def answer(job: Job) -> Outcome:
 
 
 def timed(length: int) -> Cost:
-    return Cost(length=length, batch=64 // length, forward=times(0.0), forward_backward=times(0.1), step=times(0.1))
+    return Cost(length=length, batch=64 // length, forward=times(0.0), forward_backward=times(0.5), step=times(0.5))
 
 
 @dataclass
@@ -68,6 +69,11 @@ class Scene(Listener):
         return [(job.kind, *(plan.position for plan in job.plans)) for job in self.jobs]
 
 
+def planned(trials: int, budget: float = 60.0) -> int:
+    """Steps of 0.5 s that a budget pays for, less the little that has passed, in whole tens."""
+    return int((budget - 0.1 - trials * START) / (0.5 * trials)) // 10 * 10
+
+
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tmp_path / "out", text_task(write_text(tmp_path / "a.txt")))
@@ -76,7 +82,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def test_what_is_asked_for_in_which_order(scene: Scene) -> None:
-    trials = scene.compare(seeds=2, limits=Limits(7.0, 100), threads=3)
+    trials = scene.compare(seeds=2, budget=120.0, limits=Limits(7.0, 100), threads=3)
     assert scene.asked()[0][0] == "references"
     assert scene.asked()[1:] == [
         ("memory", "none"),
@@ -88,12 +94,11 @@ def test_what_is_asked_for_in_which_order(scene: Scene) -> None:
     assert {job.threads for job in scene.jobs} == {3}
     assert scene.limits[3] == Limits(14.0, 200), "timing holds all models at once"
     assert scene.limits[4] == Limits(7.0, 100)
-    # (60 s - 2 seeds x 2 cells x 2 s) / (2 seeds x 2 cells x 0.1 s a step), in whole tens
-    assert {trial.steps for trial in trials} == {120}
+    assert {trial.steps for trial in trials} == {planned(4, 120.0)}
     assert [trial.status for trial in trials] == ["refused", "ok", "ok", "ok", "ok"]
     assert [trial.index for trial in trials] == [2, 0, 1, 0, 1]
     assert trials[1].costs[1] == timed(32).model_copy(update={"memory": 32, "peak": 64})
-    assert trials[1].tokens_per_second == pytest.approx(640)
+    assert trials[1].tokens_per_second == pytest.approx(128)
 
 
 def test_the_rest_is_measured_and_trained_as_the_whole_was_planned(scene: Scene) -> None:
@@ -103,8 +108,9 @@ def test_the_rest_is_measured_and_trained_as_the_whole_was_planned(scene: Scene)
     scene.said = lambda job: None
     trials = scene.compare()
     assert scene.asked() == [("memory", "learned"), ("speed", "learned"), ("trial", "learned")]
-    assert {trial.steps for trial in trials} == {270}
-    assert any("270 steps a trial, as " in text for text in scene.notices)
+    steps = planned(2)
+    assert {trial.steps for trial in trials} == {steps}
+    assert any(f"{steps} steps a trial, as " in text for text in scene.notices)
     assert scene.compare() == trials
     assert scene.asked() == []
 
@@ -113,7 +119,11 @@ def test_a_plan_that_cannot_be_read_is_made_anew(scene: Scene) -> None:
     scene.compare(pairs=PAIRS[:1])
     (scene.folder / "plan.json").write_text("{")
     trials = scene.compare(pairs=PAIRS[:2])
-    assert {(trial.position, trial.steps) for trial in trials} == {("none", 570), ("none", 270), ("learned", 270)}
+    assert {(trial.position, trial.steps) for trial in trials} == {
+        ("none", planned(1)),
+        ("none", planned(2)),
+        ("learned", planned(2)),
+    }
     assert any("plan.json could not be read; the steps are planned anew" in text for text in scene.notices)
 
 
@@ -195,3 +205,12 @@ def test_files_that_a_task_leaves_out_are_told(scene: Scene, tmp_path: Path) -> 
     trials = scene.compare(steps=5)
     assert f"{scene.task} leaves out b.bin: binary" in scene.notices
     assert trials[0].data.note == str(folder)
+
+
+def test_a_busy_machine_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 2)
+    for load, told in ((2.0, False), (4.6, True)):
+        monkeypatch.setattr("psutil.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        scene.compare(steps=5)
+        text = "the machine is busy (load 4.6 on 2 cores): times will be unsteady, least with --threads 1"
+        assert (text in scene.notices) == told

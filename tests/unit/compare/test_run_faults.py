@@ -95,7 +95,12 @@ def test_failures_cost_the_others_no_times(run: tuple) -> None:
     assert trial.tokens_per_second > 0
 
 
-def test_an_interrupt_ends_driver_and_worker_and_leaves_what_was_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["short", "n" * 100], ids=["forkserver", "spawn"])
+def test_an_interrupt_ends_driver_and_worker_and_leaves_what_was_finished(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    """Also where the folder for temporary files has too long a name for a fork server."""
+    tmp_path = tmp_path_factory.mktemp(name)
     done = compare(tmp_path, "softmax", "interrupts")
     assert done.returncode == 130
     assert "stopped; finished trials are kept" in " ".join(done.stdout.split())

@@ -19,7 +19,7 @@ from anyformer.compare.store import read
 def command(folder: Path) -> list[str]:
     given = ["compare", "--attention", "softmax", "local(4)", "--position", "none", "learned", "--task"]
     given += [text_task(folder / "a.txt"), "--model", MODEL, "--items", "2", "--lengths", "16", "--threads", "1"]
-    return [sys.executable, "-m", "anyformer", *given, "--budget", "12s", "--out", str(folder / "out")]
+    return [sys.executable, "-m", "anyformer", *given, "--budget", "3s", "--out", str(folder / "out")]
 
 
 def complete_lines(folder: Path) -> list[dict]:
