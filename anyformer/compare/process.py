@@ -49,7 +49,7 @@ def run(job: Job, limits: Limits, listen: Callable[[tuple], None]) -> Outcome:
     Args:
         listen: gets the job's ("progress", ...) and ("notice", ...) messages.
     """
-    context = multiprocessing.get_context(_start_method())
+    context: Any = multiprocessing.get_context(_start_method())
     if context.get_start_method() == "forkserver":
         # a job starts with torch, and whatever the user's own script imports, already there
         context.set_forkserver_preload(["__main__", "anyformer.compare.worker"])
