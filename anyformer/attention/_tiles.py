@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.attention._costs import ROW, Costs, costs
+from anyformer.attention._ways import Way
 from anyformer.context import Context, Offsets
 from anyformer.forms import Form
 from anyformer.ops.blocks import block_attention
@@ -16,12 +19,12 @@ from anyformer.ops.window import window_attention
 from anyformer.pattern import Parts, decompose
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import BlockLayout
+from anyformer.pattern.leaves import Full
 from anyformer.pattern.pairs import facts, pairs
 from anyformer.side import left_order
 
 _BLOCK = 64
-_ROW = 128  # queries of a tile that a window is cut into
-_OVERHEAD = 1.5  # a pair in a tile costs about this many pairs of the fused dense kernel
+_VANISHES = {torch.float32: 104.0, torch.float64: 746.0}  # exp of minus this is 0
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Window:
     left: int
     right: int
     parts: Parts
+    way: ClassVar[Way] = "windows"
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Lists:
     """Blocks of keys for each block of queries."""
 
     layout: BlockLayout
+    way: ClassVar[Way] = "block lists"
 
 
 Path = Window | Lists
@@ -49,9 +54,12 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
     Args:
         always: take tiles wherever they can do it, whatever they cost.
     """
-    pattern, encoding, heads = context.pattern, context.encoding, q.shape[1]
+    encoding, heads = context.encoding, q.shape[1]
     n, m = q.shape[2], k.shape[2]
-    terms = encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}
+    traced = torch.compiler.is_compiling()
+    terms = encoding.offsets is not None
+    pattern = Full() if context.pattern is None and terms and not traced else context.pattern
+    unreadable = encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}
     by_offset = encoding.offsets is not None and encoding.arithmetic and context.softcap is None
     if (
         not isinstance(pattern, Pattern)
@@ -60,21 +68,23 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         or context.bias is not None
     ):
         return None
-    if terms or ((encoding.logits is not None or encoding.values is not None) and not by_offset) or not n * m:
+    if unreadable or ((encoding.logits is not None or encoding.values is not None) and not by_offset) or not n * m:
         return None
     if _keys_meet_table(encoding.offsets):
         return None
-    traced = torch.compiler.is_compiling()
     if traced and context.queries.flags is not None:
         return None  # the number of flagged tokens would be a size
     window = _window(_common_parts(pattern, heads, context.layer, context.causal), n, m)
     if window is not None and _globals_fit(window, encoding.offsets):
-        dense_is_cheaper = _OVERHEAD * (window.left + window.right + _ROW) >= m
+        known = Costs() if traced else costs()
+        dense_is_cheaper = known.tile * (window.left + window.right + ROW) >= m
+        if terms and not traced:
+            dense_is_cheaper = dense_is_cheaper and n < (known.learned if encoding.learned else known.biased)
         return window if always or not _known(dense_is_cheaper) else None
     if traced or context.queries.flags is not None or not _bias_only(encoding.offsets):
         return None  # the lists follow from the length, which a graph does not know
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
-    return Lists(layout) if always or layout.density * _OVERHEAD < 1 else None
+    return Lists(layout) if always or layout.density * costs().tile < 1 else None
 
 
 def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
@@ -116,7 +126,7 @@ def _bias_only(offsets: object) -> bool:
     if offsets is None:
         return True
     tables: Offsets = offsets(0, 0)  # type: ignore[operator]  # a callable, checked above
-    return tables.keys is None and tables.values is None
+    return tables.keys is None and tables.values is None and tables.queries is None and tables.shift is None
 
 
 def _keys_meet_table(offsets: object) -> bool:
@@ -136,7 +146,10 @@ def _band(path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale
     if slots is not None and context.encoding.logits is not None:
         columns = _column_bias(slots, q, k, context)
     shifted = q if tables.shift is None else q + tables.shift[:, None].to(q.dtype)
-    attend = window_attention_composite if torch.compiler.is_exporting() else partial(window_attention, want_lse=False)
+    if torch.compiler.is_exporting():
+        attend = window_attention_composite
+    else:
+        attend = partial(window_attention, reach=_reach(path, tables, shifted, k, context, scale), want_lse=False)
     out, _ = attend(
         shifted,
         k,
@@ -156,6 +169,23 @@ def _band(path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale
         dropout=context.dropout,
     )
     return out if slots is None or context.causal else _with_global_rows(out, slots, q, k, v, context, scale)
+
+
+def _reach(path: Window, tables: Offsets, q: Tensor, k: Tensor, context: Context, scale: float) -> list[int] | None:
+    """For each head, the distance beyond which a bias makes every weight 0.
+
+    A query sees itself, with a logit of -s + bias[0] at least, where s bounds the products; a pair whose bias is so far below
+    bias[0] that exp rounds to 0 is as good as absent. None: nothing is known, as where a query need not see itself.
+    """
+    bias, hidden = tables.bias, context.keys.keep is not None or path.parts.tokens or path.parts.flagged
+    if bias is None or tables.keys is not None or hidden or torch.compiler.is_compiling() or q.shape[2] > k.shape[2]:
+        return None
+    bias = bias.detach()
+    longest = [x.detach().norm(dim=-1).amax(dim=(0, 2)).to(bias) for x in (q, repeat_heads(k, q.shape[1]))]
+    bound = longest[0] * longest[1] * abs(scale)
+    least = bias[:, path.left] - 2 * bound - _VANISHES[torch.promote_types(torch.float32, q.dtype)]
+    distance = torch.arange(-path.left, path.right + 1, device=bias.device).abs()
+    return torch.where(bias >= least[:, None], distance, 0).amax(dim=1).tolist()
 
 
 def _lists(layout: BlockLayout, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Tensor:

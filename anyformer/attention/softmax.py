@@ -7,6 +7,7 @@ Cost: 4 n m d multiply-adds a head on the dense path.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from anyformer.attention import _flex
 from anyformer.attention._tiles import choose, run
+from anyformer.attention._ways import took
 from anyformer.attention.base import Attention
 from anyformer.context import Context
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
+from anyformer.pattern import decompose
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.pairs import pairs
 from anyformer.site import Site
@@ -42,7 +45,17 @@ class Softmax(Attention):
     summary = "every query reads every key that the pattern allows, weighted by softmax"
     paper = "Vaswani et al. 2017, 1706.03762"
     family = ("full",)
-    forms = (Form.ROTATE, Form.TURN, Form.TOEPLITZ, Form.BIAS, Form.TABLE, Form.SCORE, Form.VALUE, Form.EMBED)
+    forms: tuple[Form, ...] = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.TOEPLITZ,
+        Form.BIAS,
+        Form.TABLE,
+        Form.SCORE,
+        Form.GATES,
+        Form.VALUE,
+        Form.EMBED,
+    )
     refusal = "it reads every pair, yet this form has no reader; use an encoding that embeds, rotates, biases or scores"
     takes_pattern = True
     decodes = "cache"
@@ -56,6 +69,10 @@ class Softmax(Attention):
         self.ordered = pattern is not None
         self.takes_flags = pattern is not None
         self.horizon = None if pattern is None else pattern.horizon()
+        if pattern is None or leaves_no_gap(pattern, site.heads, site.layer, causal=site.causal):
+            self.forms = (*self.forms, Form.ROW)
+        else:
+            self.refusal = "its pattern leaves out keys between query and key; use local(...) or no pattern"
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
@@ -82,8 +99,8 @@ def attend(
     Args:
         scale: factor on q . k; None: the encoding's, or d ** -0.5.
         impl: "tiles" cuts the pairs into tiles, "flex" calls FlexAttention, "torch" the fused dense kernel, "reference" writes the
-            softmax out; "auto" takes flex for patterns on a GPU, elsewhere tiles where a pattern leaves few enough pairs, else the
-            fused kernel where that can do it.
+            softmax out; "auto" takes flex for patterns on a GPU, elsewhere tiles where a pattern leaves few enough pairs or terms
+            by offset would cost the dense kernels more, else the fused kernel where that can do it.
 
     Raises:
         SpecError: the implementation cannot do what was asked.
@@ -98,7 +115,7 @@ def attend(
     path = choose(q, k, context, always=impl == "tiles") if impl in ("auto", "tiles") and not flex else None
     if path is None and impl == "tiles":
         raise SpecError(
-            'impl="tiles" needs a pattern and terms by offset, no cache and no mask of your own; use impl="auto"'
+            'impl="tiles" needs a pattern or terms by offset, no cache and no mask of your own; use impl="auto"'
         )
     if impl == "torch" and needs_weights(context):
         raise SpecError('impl="torch" has no softcap, no learned term on logits and none on values; use impl="auto"')
@@ -107,10 +124,13 @@ def attend(
     k, v = _clean(k, context), _clean(v, context)
     v = v if encoding.turn is None else encoding.turn(v)
     if flex:
+        took("flex")
         out = _flex.run(q, k, v, context, _scale(q, context, scale))
     elif path is not None:
+        took(path.way)
         out = run(path, q, k, v, context, _scale(q, context, scale))
     else:
+        took("fused")
         out = ops.fused(
             q,
             k,
@@ -132,6 +152,7 @@ def attend_with_lse(
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
     """The dense reference under the facts of `context`, with the log-sum-exp of every row."""
+    took("written out")
     encoding = context.encoding
     k, v = _clean(k, context), _clean(v, context)
     out, lse = ops.dense(
@@ -144,8 +165,15 @@ def attend_with_lse(
         softcap=context.softcap,
         dropout=context.dropout,
         values=encoding.values,
+        rows=None if encoding.row is None else partial(encoding.row, q, ops.repeat_heads(k, q.shape[1])),
     )
     return (out if encoding.turn_back is None else encoding.turn_back(out)), lse
+
+
+def leaves_no_gap(pattern: Pattern, heads: int, layer: int, *, causal: bool) -> bool:
+    """Whether with two keys a query always meets those between them too."""
+    parts = [decompose(each, causal=causal) for each, _ in pattern.groups_of(heads, layer)]
+    return all(each.band is not None and each.rest is None and not each.tokens and not each.flagged for each in parts)
 
 
 def needs_weights(context: Context) -> bool:
@@ -153,7 +181,8 @@ def needs_weights(context: Context) -> bool:
     the weights."""
     encoding = context.encoding
     learned = encoding.logits is not None and encoding.learned
-    return context.softcap is not None or encoding.values is not None or learned
+    own = (context.softcap, encoding.values, encoding.row)
+    return any(part is not None for part in own) or learned
 
 
 def _scale(q: Tensor, context: Context, scale: float | None) -> float:

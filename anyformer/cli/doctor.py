@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 import anyformer
+from anyformer.attention import _costs
+from anyformer.attention._costs import Costs, costs, costs_file, keep
 
 _EXTRAS = {
     "transformers": ("hf", "attentions inside Hugging Face models"),
@@ -21,9 +23,12 @@ _EXTRAS = {
 _VERSIONS = ("torch", "numpy", "scipy", "lightning-fabric", "safetensors", "matplotlib", "plotly")
 
 
-def run() -> int | None:
-    """Print the report."""
+def run(measure: bool) -> int | None:
+    """Print the report, after measuring the costs of the ways through attention where that is asked for."""
     console = Console()
+    if measure:
+        with console.status("timing the ways through attention"):
+            keep(_costs.measure())
     machine = Table(title="machine", title_justify="left", title_style="bold", box=None, show_header=False)
     for name, value in _machine().items():
         machine.add_row(name, value)
@@ -72,4 +77,15 @@ def _fast_paths() -> dict[str, str]:
         "FlexAttention on a GPU": "present"
         if cuda
         else "missing; needs a CUDA device, attention runs on the processor",
+        'choice of the way (impl="auto")': _choice(costs()),
     }
+
+
+def _choice(found: Costs) -> str:
+    source = (
+        f"measured, {costs_file()}" if found != Costs() else "built in; anyformer doctor --measure times this machine"
+    )
+    return (
+        f"a pair in a tile costs {found.tile:g} pairs of the fused kernel; "
+        f"tiles for all pairs with a bias from {found.biased} tokens on, with learned terms from {found.learned} ({source})"
+    )

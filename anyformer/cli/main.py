@@ -161,6 +161,10 @@ def check(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="time the ways through attention once, and choose by that from now on")
+    ] = False,
+) -> None:
     """Print what this machine has."""
-    _verb("doctor")
+    _verb("doctor", measure)

@@ -197,7 +197,8 @@ class _Driver:
         cells = []
         for contender in self.contenders:
             costs = faults.get(contender) or self._costs(contender, length, at, raced, probes)
-            cells.append(_cell(contender, length, costs, None if at == length else at))
+            way = raced.ways.get(contender, "")
+            cells.append(_cell(contender, length, costs, way, None if at == length else at))
         return cells
 
     def _dense(self, length: int) -> tuple[int, Probe | Fault]:
@@ -308,11 +309,13 @@ def _prepare(folder: str | Path) -> Path:
     return path
 
 
-def _cell(contender: Contender, length: int, found: dict[Measure, Cost] | Fault, dense_from: int | None) -> Cell:
+def _cell(
+    contender: Contender, length: int, found: dict[Measure, Cost] | Fault, way: str, dense_from: int | None
+) -> Cell:
     facts = {"contender": contender, "name": contender.name, "length": length}
     if isinstance(found, tuple):
         return Cell(**facts, status=found[0], reason=found[1])
-    return Cell(**facts, **found, dense_from=dense_from)
+    return Cell(**facts, **found, way=way, dense_from=dense_from)
 
 
 def _ratio(dense: Sequence[float], seconds: Sequence[float]) -> Ratio:

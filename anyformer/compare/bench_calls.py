@@ -11,7 +11,7 @@ from anyformer.compare.bench_record import Contender, Measure, Setting
 from anyformer.context import Context
 from anyformer.forms import check
 from anyformer.model.build import added_at_embedding, build_attention, build_mixer, build_position, slot, verdict
-from anyformer.position.base import bind
+from anyformer.position.bind import bind
 from anyformer.side import side
 
 Call = Callable[[], object]

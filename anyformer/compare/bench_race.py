@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from anyformer.attention._ways import ways
 from anyformer.compare.bench_calls import Calls, Inputs, own_calls
 from anyformer.compare.bench_peers import peer_calls
 from anyformer.compare.bench_record import MEASURES, Contender, Measure, Setting
@@ -55,9 +56,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class Race:
-    """Seconds of each round by contender and kind of call, faults by contender, and the calibration before each round."""
+    """Seconds of each round by contender and kind of call, the ways that softmax attention took and faults by contender, and the
+    calibration before each round."""
 
     seconds: dict[tuple[Contender, Measure], list[float]] = field(default_factory=dict)
+    ways: dict[Contender, str] = field(default_factory=dict)
     faults: dict[Contender, tuple[Status, str]] = field(default_factory=dict)
     calibration: list[float] = field(default_factory=list)
 
@@ -91,10 +94,11 @@ def race(turn: Turn) -> Race:
     for entry in turn.entries:
         try:
             made = _calls(entry, turn.setting, inputs)
-            for measure in MEASURES:  # warm
-                for call in _parts(made, measure):
-                    call()
-            lanes[entry.contender] = made
+            with ways() as taken:
+                for measure in MEASURES:  # warm
+                    for call in _parts(made, measure):
+                        call()
+            lanes[entry.contender], found.ways[entry.contender] = made, ", ".join(taken)
         except Exception as error:  # the others are timed without it
             found.faults[entry.contender] = fault_of(error)
     names, number, started = list(lanes), 0, time.perf_counter()

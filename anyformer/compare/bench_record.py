@@ -118,8 +118,9 @@ class Run(_Model, frozen=True):
 class Cell(_Model, frozen=True):
     """One method at one length.
 
-    ``dense_from``: dense attention was timed at that length only, and its seconds here are those times the ratio of the operations
-    (the square of the lengths' ratio for attention alone). In a line of another method, its ratio leans on that.
+    ``way`` names how softmax attention was computed. ``dense_from``: dense attention was timed at that length only, and its
+    seconds here are those times the ratio of the operations (the square of the lengths' ratio for attention alone). In a line
+    of another method, its ratio leans on that.
     """
 
     kind: Literal["cell"] = "cell"
@@ -130,6 +131,7 @@ class Cell(_Model, frozen=True):
     reason: Text = ""
     forward: Cost | None = None
     forward_backward: Cost | None = None
+    way: Text = ""
     dense_from: int | None = None
 
     @model_validator(mode="after")

@@ -46,6 +46,7 @@ def trial_line(plan: Plan, task: Task, outcome: Outcome, measured: Measured, *, 
         parameters=values.get("parameters"),
         curve=values.get("curve", ()),
         costs=costs,
+        impl={f"{cost.length} tokens": cost.way for cost in costs if cost.way},
         tokens_per_second=home.batch * home.length / home.step.median if home and home.step else None,
         environment=environment and _while_timed(environment, measured),
     )

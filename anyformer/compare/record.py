@@ -100,7 +100,8 @@ class Timing(_Model):
 class Cost(_Model):
     """Time and memory at one length, of ``batch`` rows.
 
-    ``memory`` is what a training step needs beyond weights and optimiser state, ``peak`` with both.
+    ``memory`` is what a training step needs beyond weights and optimiser state, ``peak`` with both; ``way`` names how softmax
+    attention was computed.
     """
 
     length: int = Field(gt=0)
@@ -112,6 +113,7 @@ class Cost(_Model):
     step: Timing | None = None
     memory: int | None = None
     peak: int | None = None
+    way: Text = ""
 
     @model_validator(mode="after")
     def _explained(self):

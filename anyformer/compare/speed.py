@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from lightning_fabric import Fabric
 
+from anyformer.attention._ways import ways
 from anyformer.compare.clock import calibrate, seconds_of, timing
 from anyformer.compare.environment import environment
 from anyformer.compare.fault import fault_of
@@ -123,12 +124,14 @@ def _lengths(plans: list[Plan]) -> list[int]:
 def _rounds(stands: list[Stand], length: int, seconds: float, calibration: list[float]) -> Iterator[tuple[Cell, Cost]]:
     started = time.perf_counter()
     calls: dict[Cell, Calls] = {}
+    way: dict[Cell, str] = {}
     for stand in stands:
         try:
             made = stand.calls(length)
-            for name in ("forward", "step"):  # warm
-                made[name]()
-            calls[stand.plan.cell] = made
+            with ways() as seen:
+                for name in ("forward", "step"):  # warm
+                    made[name]()
+            calls[stand.plan.cell], way[stand.plan.cell] = made, ", ".join(seen)
         except Exception as error:  # the others are timed without it
             status, reason = fault_of(error)
             yield stand.plan.cell, Cost(length=length, batch=stand.plan.rows(length), status=status, reason=reason)
@@ -145,4 +148,4 @@ def _rounds(stands: list[Stand], length: int, seconds: float, calibration: list[
     for cell, made in taken.items():
         rows = stands[0].plan.rows(length)
         forward, both, step = (timing(made[name]) for name in MEASURES)
-        yield cell, Cost(length=length, batch=rows, forward=forward, forward_backward=both, step=step)
+        yield cell, Cost(length=length, batch=rows, forward=forward, forward_backward=both, step=step, way=way[cell])

@@ -25,6 +25,7 @@ def window_attention(
     value_table: Float[Tensor, "h o v"] | None = None,
     global_keys: Int[Tensor, "b g"] | None = None,
     global_bias: Float[Tensor, "#b h n g"] | None = None,
+    reach: list[int] | None = None,
     scale: float,
     softcap: float | None = None,
     dropout: float = 0.0,
@@ -52,6 +53,8 @@ def window_attention(
         global_keys: indices of keys that every query meets, distinct in a row; -1 for none. Where such a key lies in
             the window it is counted once, as any key there. Elsewhere the tables by offset do not apply to it.
         global_bias: added to the scores of the global columns.
+        reach: for each head, how far away keys still matter: what lies farther may be left out, where that saves work.
+            Without global keys only.
         scale: factor of q . k before everything else.
         softcap: c * tanh(s / c) on the scores before the biases.
         dropout: probability of dropping a weight, drawn from torch's global generator.
@@ -62,7 +65,7 @@ def window_attention(
     """
     seed = torch.randint(2**62, ()) if dropout else None
     tensors = (q, k, v, keep, asking, documents, bias, query_table, value_table, global_keys, global_bias, seed)
-    return window_forward(*tensors, left, right, causal, scale, softcap or 0.0, dropout, want_lse)
+    return window_forward(*tensors, left, right, causal, reach, scale, softcap or 0.0, dropout, want_lse)
 
 
 def run_forward(
@@ -81,6 +84,7 @@ def run_forward(
     left: int,
     right: int,
     causal: bool,
+    reach: list[int] | None,
     scale: float,
     softcap: float,
     dropout: float,
@@ -90,7 +94,7 @@ def run_forward(
     if k.shape[2] == 0 or q.numel() == 0:
         return tile.without_keys(q, v, want_lse)
     extras = Extras(keep, documents, bias, query_table, value_table, global_keys, global_bias)
-    layout, _ = cut(q, k, left, right, causal, extras, tile.threads(dropout))
+    layout, _ = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach)
     return tile_passes.forward(layout, q, k, v, asking, tile.rule(scale, softcap, dropout, seed), want_lse)
 
 
@@ -116,6 +120,7 @@ def run_backward(
     left: int,
     right: int,
     causal: bool,
+    reach: list[int] | None,
     scale: float,
     softcap: float,
     dropout: float,
@@ -125,22 +130,29 @@ def run_backward(
     if k.shape[2] == 0 or q.numel() == 0:
         return [x.new_zeros(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
     extras = Extras(keep, documents, bias, query_table, value_table, global_keys, global_bias)
-    layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout))
+    layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach)
     grads = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, tile.rule(scale, softcap, dropout, seed))
     d_tables = zip(tables, layout.table_gradients(), (first, first, first, 0), strict=True)
     return [*grads, *(tile.gradient_of(x, grad, start) for x, grad, start in d_tables)]
 
 
 def cut(
-    q: Tensor, k: Tensor, left: int, right: int, causal: bool, extras: Extras, threads: int
+    q: Tensor,
+    k: Tensor,
+    left: int,
+    right: int,
+    causal: bool,
+    extras: Extras,
+    threads: int,
+    reach: list[int] | None,
 ) -> tuple[WindowTiles, int]:
     """The layout, of a window no wider than the keys, and the first row of the tables that it reads."""
-    reach = max(q.shape[2], k.shape[2]) - 1
-    first, left_in, right_in = max(left - reach, 0), min(left, reach), 0 if causal else min(right, reach)
+    most = max(q.shape[2], k.shape[2]) - 1
+    first, left_in, right_in = max(left - most, 0), min(left, most), 0 if causal else min(right, most)
     tables = (extras.bias, extras.query_table, extras.value_table)
     bias, query_table, value_table = (None if x is None else x[:, first:][:, : left_in + right_in + 1] for x in tables)
     extras = extras._replace(bias=bias, query_table=query_table, value_table=value_table)
-    return WindowTiles(q, k, left_in, right_in, causal, extras, threads), first
+    return WindowTiles(q, k, left_in, right_in, causal, extras, threads, reach), first
 
 
 def fake_backward(d_out, d_lse, q, k, v, keep, asking, documents, *arguments):
@@ -165,7 +177,7 @@ def differentiate(ctx, d_out, d_lse):
         grad if x is not None else None for x, grad in zip((*rest[3:6], rest[7]), d_tables, strict=True)
     )
     tables = (d_bias, d_query_table, d_value_table, None, d_global_bias)
-    return d_q, d_k, d_v, None, None, None, *tables, *[None] * 8
+    return d_q, d_k, d_v, None, None, None, *tables, *[None] * 9
 
 
 window_forward = node("window_forward", run_forward, fake_forward)

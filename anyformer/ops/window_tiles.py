@@ -34,17 +34,32 @@ class Extras(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The blocks `start` to `start + count` of a head."""
+    """The blocks `start` to `start + count` of a head, and of their windows the columns `skip` to `skip + span`."""
 
     number: int
     start: int
     count: int
+    skip: int
+    span: int
 
 
 class WindowTiles(Layout):
-    """Block t holds rows t * block onwards and reads the global slots and the `span` window slots from t * block on."""
+    """Block t holds rows t * block onwards and reads the global slots and the `span` window slots from t * block on.
 
-    def __init__(self, q: Tensor, k: Tensor, left: int, right: int, causal: bool, extras: Extras, threads: int):
+    Columns that no row of a chunk needs are left out: those without a key, and those beyond the head's reach.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        left: int,
+        right: int,
+        causal: bool,
+        extras: Extras,
+        threads: int,
+        reach: list[int] | None = None,
+    ):
         self.n, self.m = q.shape[2], k.shape[2]
         self.left, self.right, self.causal = left, right, causal
         self.block = min(block_rows(left + right), self.n)
@@ -55,21 +70,22 @@ class WindowTiles(Layout):
         self.span = -(-(self.globals + self.block + left + right) // 16) * 16 - self.globals
         self.rows = blocks * self.block
         self.slots = self.globals + (blocks - 1) * self.block + self.span
-        at_once = tiles_at_once(self.block * (self.globals + self.span), threads)
-        starts = range(0, blocks, at_once)
-        self._chunks = [Chunk(number, start, min(at_once, blocks - start)) for number, start in enumerate(starts)]
         self.scratch = Scratch(working_dtype(q), q.device)
 
         self.shift = self.globals + left + self.n - self.m  # window key j lies in slot j + shift
         self.first = max(0, self.globals - self.shift)
         self.last = max(self.first, min(self.m, self.slots - self.shift))
+        widest = max(left, right)
+        self._reach = [widest if reach is None else min(each, widest) for each in reach or [widest]]
+        self._chunks = {each: self._cut(each, blocks, threads) for each in set(self._reach)}
         self._close(q.shape[0], extras)
         self._take_tables(q.shape[1], extras)
 
     def _close(self, batch: int, extras: Extras) -> None:
         """What keeps pairs apart: keys that may not be read, documents, global keys that a row meets in its window."""
         self.closed = self._closed_slots(batch, extras.keep)
-        self._has_closed = [[bool(self.keys(x, row, "closed").any()) for x in self._chunks] for row in self.closed]
+        every = {chunk for chunks in self._chunks.values() for chunk in chunks}
+        self._has_closed = [{x: bool(self.keys(x, row, "closed").any()) for x in every} for row in self.closed]
         self.documents = None if extras.documents is None else self._document_slots(extras.documents)
         no_key = extras.global_keys is not None and bool((extras.global_keys < 0).any())
         self.unreadable = extras.keep is not None or no_key
@@ -107,17 +123,17 @@ class WindowTiles(Layout):
             target.copy_(total.index_add_(0, self.global_keys[sample].clamp(min=0), slots[: self.globals]))
 
     def chunks(self, sample: int, head: int) -> list[Chunk]:
-        return self._chunks
+        return self._chunks[self._reach[head % len(self._reach)]]
 
     def queries(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
         return rows[self._rows(chunk)].view(chunk.count, self.block, -1)
 
     def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
         if not self.globals:
-            return self._windows(slots, chunk.start, chunk.count)
-        tile = self.scratch.take(name, chunk.count, self.globals + self.span, slots.shape[-1])
+            return self._windows(slots, chunk, chunk.start, chunk.count)
+        tile = self.scratch.take(name, chunk.count, self.globals + chunk.span, slots.shape[-1])
         tile[:, : self.globals] = slots[: self.globals]
-        tile[:, self.globals :] = self._windows(slots, chunk.start, chunk.count)
+        tile[:, self.globals :] = self._windows(slots, chunk, chunk.start, chunk.count)
         return tile
 
     def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
@@ -129,36 +145,38 @@ class WindowTiles(Layout):
     def spread(self, chunk: Chunk, tile: Tensor, slots: Tensor) -> None:
         if self.globals:
             slots[: self.globals] += tile[:, : self.globals].sum(0)
-        step = -(-self.span // self.block)  # windows this far apart share no key
+        step = -(-chunk.span // self.block)  # windows this far apart share no key
         for first in range(min(step, chunk.count)):
             part = tile[first::step, self.globals :]
-            self._windows(slots, chunk.start + first, part.shape[0], step).add_(part)
+            self._windows(slots, chunk, chunk.start + first, part.shape[0], step).add_(part)
 
     def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
         if self.query_table is not None:
-            skewed = self._skewed(queries.shape[0])
-            torch.mm(queries.flatten(0, 1), self.query_table[place.head].t(), out=skewed.flatten(0, 1))
-            scores[..., self.globals :].add_(by_column(skewed, self.span), alpha=scale)
+            skewed = self._skewed(place.chunk)
+            table = self._of_chunk(self.query_table, place)
+            torch.mm(queries.flatten(0, 1), table.t(), out=skewed.flatten(0, 1))
+            scores[..., self.globals :].add_(by_column(skewed, place.chunk.span), alpha=scale)
 
     def query_terms_backward(
         self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
     ) -> None:
         if self.query_table is not None and self.d_query_table is not None:
-            skewed = by_offset(d_scores[..., self.globals :], self._skewed(queries.shape[0])).flatten(0, 1)
-            d_queries.flatten(0, 1).addmm_(skewed, self.query_table[place.head], alpha=scale)
-            self.d_query_table[place.head].addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
+            skewed = by_offset(d_scores[..., self.globals :], self._skewed(place.chunk)).flatten(0, 1)
+            d_queries.flatten(0, 1).addmm_(skewed, self._of_chunk(self.query_table, place), alpha=scale)
+            self._of_chunk(self.d_query_table, place).addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
 
     def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:
         if self.value_table is not None:
-            skewed = by_offset(weights[..., self.globals :], self._skewed(weights.shape[0]))
-            out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self.value_table[place.head])
+            skewed = by_offset(weights[..., self.globals :], self._skewed(place.chunk))
+            out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self._of_chunk(self.value_table, place))
 
     def value_terms_backward(self, place: Place, weights: Tensor, d_out: Tensor, d_weights: Tensor) -> None:
         if self.value_table is not None and self.d_value_table is not None:
-            skewed = by_offset(weights[..., self.globals :], self._skewed(weights.shape[0]))
-            self.d_value_table[place.head].addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
-            torch.mm(d_out.flatten(0, 1), self.value_table[place.head].t(), out=skewed.flatten(0, 1))
-            d_weights[..., self.globals :].add_(by_column(skewed, self.span))
+            skewed = by_offset(weights[..., self.globals :], self._skewed(place.chunk))
+            table, d_table = (self._of_chunk(x, place) for x in (self.value_table, self.d_value_table))
+            d_table.addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
+            torch.mm(d_out.flatten(0, 1), table.t(), out=skewed.flatten(0, 1))
+            d_weights[..., self.globals :].add_(by_column(skewed, place.chunk.span))
 
     def terms(self, place: Place) -> Tensor:
         tile = self.scratch.take("terms", self.block, self.globals + self.span)
@@ -168,11 +186,13 @@ class WindowTiles(Layout):
             tile[:, : self.globals] = 0.0
             tile[:, self.globals :] = toeplitz(offsets, self.span)
             self._terms_of_head = head
-        return tile
+        if self.globals:
+            return tile
+        return tile[:, place.chunk.skip : place.chunk.skip + place.chunk.span]
 
     def restrict(self, place: Place, scores: Tensor) -> bool:
         sample, chunk = place.sample, place.chunk
-        if self._has_closed[sample][chunk.number]:
+        if self._has_closed[sample][chunk]:
             scores.add_(self.keys(chunk, self.closed[sample], "closed").transpose(1, 2))
         if self.documents is not None:
             rows, slots = (x[sample] for x in self.documents)
@@ -187,7 +207,8 @@ class WindowTiles(Layout):
 
     def terms_backward(self, place: Place, d_scores: Tensor) -> None:
         if self.d_bias_tiles is not None:
-            self.d_bias_tiles[place.head] += d_scores[..., self.globals :].sum(0)
+            skip, span = place.chunk.skip, place.chunk.span
+            self.d_bias_tiles[place.head, :, skip : skip + span] += d_scores[..., self.globals :].sum(0)
         if self.d_global_bias is not None:
             self._global_terms(self.d_global_bias, place).add_(d_scores[..., : self.globals])
 
@@ -255,11 +276,12 @@ class WindowTiles(Layout):
 
     def _near_globals(self, keys: Tensor) -> list[Chunk]:
         """The chunks in which a row meets one of the global keys [g] in its window, or may not meet it when causal."""
-        first = torch.tensor([x.start for x in self._chunks], device=keys.device) * self.block + self.m - self.n
-        count = torch.tensor([x.count for x in self._chunks], device=keys.device) * self.block
+        (chunks,) = self._chunks.values()  # with global keys all heads reach alike
+        first = torch.tensor([x.start for x in chunks], device=keys.device) * self.block + self.m - self.n
+        count = torch.tensor([x.count for x in chunks], device=keys.device) * self.block
         reach = self.m if self.causal else self.right
         near = (keys >= first[:, None] - self.left) & (keys < (first + count)[:, None] + reach)
-        return [chunk for chunk, is_near in zip(self._chunks, near.any(1).tolist(), strict=True) if is_near]
+        return [chunk for chunk, is_near in zip(chunks, near.any(1).tolist(), strict=True) if is_near]
 
     def _shut_columns(self, keys: Tensor, chunk: Chunk) -> Tensor:
         """[C q g]: SHUT where a row meets a global key in its window, or where the key comes after it when causal."""
@@ -274,17 +296,38 @@ class WindowTiles(Layout):
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
 
-    def _skewed(self, count: int) -> Tensor:
-        return self.scratch.take("skewed", count, self.block, self.block + self.span - 1)
+    def _skewed(self, chunk: Chunk) -> Tensor:
+        return self.scratch.take("skewed", chunk.count, self.block, self.block + chunk.span - 1)
+
+    def _of_chunk(self, table: Tensor, place: Place) -> Tensor:
+        """A view of the rows that a chunk meets of a padded table by offset [h w d]."""
+        return table[place.head, place.chunk.skip : place.chunk.skip + self.block + place.chunk.span - 1]
+
+    def _cut(self, reach: int, blocks: int, threads: int) -> list[Chunk]:
+        """The chunks of a head that needs the keys up to `reach` places away only."""
+        if self.globals:  # their columns come before those of the window, so that a chunk cannot begin later
+            reach = self.left + self.right
+        left, right = max(self.left - reach, 0) // 16 * 16, max(self.right - reach, 0)
+        at_once = tiles_at_once(self.block * (self.globals + self.span - left - right), threads)
+        first, last = (x + self.shift - self.globals for x in (self.first, self.last))  # columns of block 0 with a key
+        chunks = []
+        for number, start in enumerate(range(0, blocks, at_once)):
+            count = min(at_once, blocks - start)
+            skip, stop = left, self.span - right
+            if not self.globals:
+                skip = max(skip, min(first - (start + count - 1) * self.block, self.span - 16) // 16 * 16)
+                stop = max(min(stop, last - start * self.block), skip + 1)
+            chunks.append(Chunk(number, start, count, skip, min(-(-(stop - skip) // 16) * 16, self.span - skip)))
+        return chunks
 
     def _rows(self, chunk: Chunk) -> slice:
         return slice(chunk.start * self.block, (chunk.start + chunk.count) * self.block)
 
-    def _windows(self, slots: Tensor, start: int, count: int, step: int = 1) -> Tensor:
-        """A view [count span d] of the windows of the blocks start, start + step, ..."""
+    def _windows(self, slots: Tensor, chunk: Chunk, start: int, count: int, step: int = 1) -> Tensor:
+        """A view [count span d] of the chunk's columns of the windows of the blocks start, start + step, ..."""
         width = slots.shape[-1]
-        first = slots.storage_offset() + (self.globals + start * self.block) * width
-        return slots.as_strided((count, self.span, width), (step * self.block * width, width, 1), first)
+        first = slots.storage_offset() + (self.globals + start * self.block + chunk.skip) * width
+        return slots.as_strided((count, chunk.span, width), (step * self.block * width, width, 1), first)
 
 
 def block_rows(reach: int) -> int:

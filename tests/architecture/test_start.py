@@ -86,5 +86,5 @@ OPTIONS = {
     "list": ["--both", "--causal", "--matrix", "--reasons", "kind", "wildcard"],
     "show": ["--both", "--causal", "--heads", "--length", "--out", "spec"],
     "check": ["--both", "--causal", "attention", "position"],
-    "doctor": [],
+    "doctor": ["--measure"],
 }

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.attention._tiles import Lists, Window, choose
+from anyformer.attention._tiles import Lists, Window, _reach, choose
 from anyformer.context import Context
 from anyformer.errors import SpecError
+from anyformer.forms import Form
 from anyformer.pattern.read import pattern_of
+from anyformer.position.bind import bind
 from anyformer.side import side
 from anyformer.spec import parse
 
@@ -85,6 +87,54 @@ def test_every_encoding_by_offset(text: str, name: str, causal: bool) -> None:
             af.attend(q, k, v, impl="tiles", **facts)
         return
     _compare(q, k, v, list(position.parameters()), **facts)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in POSITIONS if name != "none"])
+def test_all_pairs(name: str, causal: bool) -> None:
+    position = _encoding(name, causal)
+    for n, m in ((140, 140), (9, 150)):
+        q, k, v = _qkv(n, m)
+        v = torch.randn(2, 2, m, 8, dtype=torch.float64, requires_grad=True)
+        _compare(q, k, v, list(position.parameters()), causal=causal, position=position)
+        keep = torch.arange(m) >= torch.tensor([[3], [m - 2]])
+        _compare(q, k, v, list(position.parameters()), causal=causal, position=position, attention_mask=keep)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_a_steep_bias_makes_unreachable_is_not_computed(causal: bool, dtype: torch.dtype) -> None:
+    """The penalty of the steepest head, 0.25 a token, hides all keys from some hundred tokens on."""
+    q, k, v = _qkv(1500, 1500, dtype)
+    q, k, v = (x[:1, :, :, :2].detach().requires_grad_() for x in (q, k, v))
+    tokens = side(1500, q.device)
+    encoding = bind(_encoding("alibi", causal), {Form.TOEPLITZ}, tokens, tokens)
+    context = Context(causal=causal, queries=tokens, keys=tokens, encoding=encoding)
+    path = choose(q, k, context)
+    assert isinstance(path, Window)
+    reach = _reach(path, encoding.offsets(-path.left, path.right), q, k, context, 0.7)
+    assert reach is not None
+    assert reach[0] < 600 if dtype == torch.float32 else reach[0] >= 1499
+    assert reach == sorted(reach)
+    _compare_paths(q, k, v, causal)
+
+
+def _compare_paths(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    outs = [af.attend(q, k, v, impl=impl, causal=causal, position="alibi") for impl in ("auto", "reference")]
+    exact = torch.finfo(q.dtype).eps * 20
+    torch.testing.assert_close(*outs, rtol=exact, atol=exact)
+    seed = torch.randn_like(outs[0])
+    for ours, theirs in zip(*(torch.autograd.grad(out, (q, k, v), seed) for out in outs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=100 * exact, atol=100 * exact)
+
+
+def test_a_hidden_token_may_read_beyond_the_reach() -> None:
+    """A query whose own key and all near keys are hidden reads the far ones, whatever its bias says."""
+    q, k, v = _qkv(8, 4000)
+    keep = (torch.arange(4000) < 2).expand(2, -1)
+    _compare(q, k, v, [], causal=True, position="alibi", attention_mask=keep)
+    out = af.attend(q, k, v, impl="tiles", causal=True, position="alibi", attention_mask=keep)
+    assert bool((out != 0).all())
 
 
 def test_documents() -> None:

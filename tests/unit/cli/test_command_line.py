@@ -39,7 +39,7 @@ def _run(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, str]
 
 
 FAULTS = {
-    "compare --attention sofmax --position rope": "there is no attention named 'sofmax'; did you mean 'softmax'?",
+    "compare --attention sofmax --position rope": "there is no attention named 'sofmax'; did you mean 'softmax'",
     "compare --attention softmax": "--attention needs --position beside it",
     "compare --position rope": "--position needs --attention beside it",
     "compare --attention bigbird(blok=3) --position rope": "unknown knob 'blok'; did you mean 'block'?",

@@ -94,5 +94,6 @@ for fault in (crash, killed, leaves, raises, not_finite, greedy, sly, short_sigh
     _attention(fault)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore interrupts
     os.environ["DRIVER"] = str(os.getpid())
     main(sys.argv[1:])

@@ -297,7 +297,7 @@ def test_opcheck(full):
         keep, asking = torch.rand(2, 40) < 0.8, torch.rand(2, 37) < 0.8
         extras = [keep, asking, torch.zeros(2, 40, dtype=torch.long), random(4, 12), random(4, 12, 4), random(4, 12, 3),
                   torch.tensor([[0, 3], [1, -1]]), random(1, 4, 37, 2), torch.tensor(5)]  # fmt: skip
-    plain = (5, 6, False, 0.3, 2.0, 0.2, True) if full else (5, 6, True, 0.3, 0.0, 0.0, False)
+    plain = (5, 6, False, None, 0.3, 2.0, 0.2, True) if full else (5, 6, True, [1, 2, 9, 0], 0.3, 0.0, 0.0, False)
     torch.library.opcheck(window_forward, (q, k, v, *extras, *plain))
 
 
