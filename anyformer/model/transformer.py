@@ -1,8 +1,7 @@
 """A Transformer, encoder or decoder, from a ModelConfig."""
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -19,14 +18,17 @@ from anyformer.mixer.base import Mixer
 from anyformer.model import storage
 from anyformer.model.arguments import check_ids, check_prompt, check_shapes
 from anyformer.model.block import Block, build_norm
-from anyformer.model.build import added_at_embedding, build_mixer, build_position
 from anyformer.model.cache import Cache
 from anyformer.model.config import ModelConfig
 from anyformer.model.embedding import Embedding
+from anyformer.model.explain import calls_of, evaluating, terms, weights
 from anyformer.model.generate import Chooser, extend
 from anyformer.model.head import Head
 from anyformer.model.initial import draw_shared, query_gain, seeded
+from anyformer.model.parts import build_block, build_positions
 from anyformer.position.base import Position
+from anyformer.position.bind import how_many
+from anyformer.side import Side
 
 
 class Transformer(nn.Module):
@@ -51,10 +53,10 @@ class Transformer(nn.Module):
         device = torch.get_default_device()
         # drawn on the CPU: the same weights on every device
         with torch.device(device if device.type == "meta" else "cpu"), seeded(config.seed, "model"):
-            positions = _build_positions(config)
+            positions = build_positions(config)
             embedded = {id(each): each for each in positions if (Form.EMBED,) in each.forms}
             self.embedding = Embedding(config.vocab, config.dim, embedded.values(), config.dropout)
-            self.blocks = nn.ModuleList(_build_block(config, layer, each) for layer, each in enumerate(positions))
+            self.blocks = nn.ModuleList(build_block(config, layer, each) for layer, each in enumerate(positions))
             self.norm = build_norm(config.norm, config.dim)
             self.head = Head(config.head, config.dim, config.width, config.norm)
         draw_shared(
@@ -72,6 +74,7 @@ class Transformer(nn.Module):
         attention_mask: Bool[Tensor, "b t"] | Int[Tensor, "b t"] | None = None,
         document_ids: Int[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b *n o"]:
@@ -81,7 +84,9 @@ class Transformer(nn.Module):
             tokens: token ids; those of padding are not looked at.
             attention_mask: which tokens are real (True or 1): of `tokens`, or with a cache `[b, length + n]` of all so far.
             document_ids: document of each token, as long as attention_mask; tokens of different documents never meet.
-            positions: position of each token; None: the number of real tokens before it, from 0 again in each document.
+            positions: position of each token, on a grid `[b n 2]` its row and column; None: the number of real tokens before
+                it, from 0 again in each document.
+            no_position: tokens without a position (class and register tokens), whatever `positions` says of them.
             global_mask: tokens flagged as global, for the blocks whose attention reads flags.
             cache: what earlier calls left (`new_cache`); it is extended in place, or left alone where this call raises.
 
@@ -95,6 +100,7 @@ class Transformer(nn.Module):
             attention_mask=attention_mask,
             document_ids=document_ids,
             positions=positions,
+            no_position=no_position,
             global_mask=global_mask,
             cache=cache,
         )
@@ -108,6 +114,7 @@ class Transformer(nn.Module):
         attention_mask: Bool[Tensor, "b t"] | Int[Tensor, "b t"] | None = None,
         document_ids: Int[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b n c"]:
@@ -128,13 +135,15 @@ class Transformer(nn.Module):
             "keep": None if keep is None else keep.bool(),
             "positions": positions,
             "documents": newest("document_ids", document_ids, b, n, remembered),
+            "without": no_position,
         }
         if parts["keep"] is not None:
             tokens = tokens.masked_fill(~parts["keep"], 0)
         check_ids(tokens, self.config.vocab)
         tokens = tokens.to(torch.int64)
         queries, _ = sides(n, tokens.device, parts, remembered, parts["keep"])
-        x = self.embedding(tokens, queries)
+        x = self.embedding(tokens, queries, remembered)
+        drawn = self._drawn(queries)
         again = self.config.checkpointing and torch.is_grad_enabled() and past is None
         for layer, block in enumerate(self.blocks):
             step = partial(
@@ -143,7 +152,9 @@ class Transformer(nn.Module):
                 attention_mask=attention_mask,
                 document_ids=document_ids,
                 positions=positions,
+                no_position=no_position,
                 global_mask=None if global_mask is None else global_mask.bool(),
+                drawn=drawn[layer],
                 cache=None if past is None else past.layers[layer],
             )
             x = checkpoint(step, x, use_reentrant=False) if again else step(x)
@@ -209,8 +220,60 @@ class Transformer(nn.Module):
             return self.head(x[:, -1:], None)[:, 0]
 
         keep = None if attention_mask is None else attention_mask.bool()
-        with _evaluating(self):
+        with evaluating(self):
             return extend(tokens, keep, max_new_tokens, score=score, choose=choose, eos=eos, pad=pad)
+
+    def explain(
+        self,
+        tokens: Int[Tensor, "b n"],
+        rows: Sequence[int],
+        heads: Sequence[int] | None = None,
+        *,
+        attention_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
+        positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
+        global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
+    ) -> list[Float[Tensor, "b h r n"]]:
+        """For each layer, what the asked rows take from each token; nothing of the size n x n is made.
+
+        For an attention these are the weights of its values, explicit or implied; where there are none (a mixer without values, or
+        channels weighted differently) the influence |d out_i / d x_j|, as one head, each row scaled to the sum 1.
+
+        Args:
+            tokens: token ids.  rows: tokens asked for, from 0.  heads: heads asked for; None: all.
+            attention_mask, document_ids, positions, no_position, global_mask: as for `forward`.
+
+        Raises:
+            SpecError: a row or head that does not exist.
+        """
+        facts = {"attention_mask": attention_mask, "document_ids": document_ids, "positions": positions}
+        facts |= {"no_position": no_position, "global_mask": global_mask}
+        return [weights(call, rows, heads) for call in calls_of(self, partial(self.encode, tokens, **facts))]
+
+    def explain_terms(
+        self,
+        tokens: Int[Tensor, "b n"],
+        rows: Sequence[int],
+        heads: Sequence[int] | None = None,
+        *,
+        attention_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
+        positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
+        global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
+    ) -> list[dict[str, Float[Tensor, "b h r n"]]]:
+        """For each layer, the terms that the scores of the asked rows are the sum of: "content", and of the position encoding
+        "rotation", "bias" and "row", where there are such.
+
+        Arguments and errors are those of `explain`.
+
+        Raises:
+            IncompatibleError: a layer scores no pairs.
+        """
+        facts = {"attention_mask": attention_mask, "document_ids": document_ids, "positions": positions}
+        facts |= {"no_position": no_position, "global_mask": global_mask}
+        return [terms(call, rows, heads) for call in calls_of(self, partial(self.encode, tokens, **facts))]
 
     def count_parameters(self) -> dict[str, int]:
         """How many parameters there are in `total`, in the token `embedding`, and in the `position` encodings."""
@@ -256,6 +319,16 @@ class Transformer(nn.Module):
     def _mixers(self) -> Collection[Mixer]:
         return [cast(Block, block).mixer for block in self.blocks]
 
+    def _drawn(self, queries: Side) -> list[Tensor | None]:
+        """For each block, what stands for its positions where they are drawn in training: one draw for all blocks, drawn here
+        because a block may be computed twice."""
+        drawing = [_drawing(mixer) if self.training else None for mixer in self._mixers()]
+        tables: dict[int, Tensor] = {}
+        for each in drawing:
+            if each is not None and each.draws not in tables:
+                tables[each.draws] = each.draw(how_many(each, queries.positions))
+        return [None if each is None else tables[each.draws] for each in drawing]
+
     def _admit_positions(self, tokens: Tensor, attention_mask: Tensor | None, new: int) -> None:
         """Refuse a generation that would end beyond what an encoding has, before it starts."""
         longest = tokens.shape[1] if attention_mask is None else int(attention_mask.bool().sum(dim=1).max())
@@ -265,29 +338,9 @@ class Transformer(nn.Module):
                 part.admit(last)
 
 
-def _build_positions(config: ModelConfig) -> list[Position]:
-    """The encoding of every block; blocks with the same spec share one object where its scope is the model."""
-    shared: dict[str, Position] = {}
-    built = []
-    for layer, (_, spec) in enumerate(config.layers):
-        if spec not in shared:
-            with seeded(config.seed, layer, "position"):
-                position = build_position(spec, config.site(layer))
-            if position.scope == "model" or added_at_embedding(position):
-                shared[spec] = position
-        else:
-            position = shared[spec]
-        built.append(position)
-    return built
-
-
-def _build_block(config: ModelConfig, layer: int, position: Position) -> Block:
-    attention, _ = config.layers[layer]
-    with seeded(config.seed, layer, "mixer"):
-        mixer = build_mixer(
-            attention, position, config.site(layer), bias=False, qk_norm=config.qk_norm, dropout=config.dropout
-        )
-    return Block(config.dim, mixer, norm=config.norm, feed_forward=config.feed_forward, dropout=config.dropout)
+def _drawing(mixer: Mixer) -> Position | None:
+    """The encoding of a mixer that draws its positions, if it has one."""
+    return next((part for part in mixer.modules() if isinstance(part, Position) and part.draws), None)
 
 
 def _is_config(text: str) -> bool:
@@ -296,14 +349,3 @@ def _is_config(text: str) -> bool:
     except SpecError:
         return False
     return True
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
