@@ -1,55 +1,47 @@
-"""Softmax attention through tiles: windows, global tokens and lists of blocks, without an n x m tensor."""
+"""Softmax attention through tiles: windows, global tokens, lists of blocks and of keys, without an n x m tensor."""
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from anyformer.attention._band import Window, band, with_global_rows
 from anyformer.attention._costs import ROW, Costs, costs
+from anyformer.attention._lists import Gathered, Lists, gathered, lists
 from anyformer.attention._ways import Way
 from anyformer.context import Context, Offsets
 from anyformer.forms import Form
-from anyformer.ops.blocks import block_attention
-from anyformer.ops.composite import window_attention_composite
-from anyformer.ops.softmax import dense, repeat_heads
-from anyformer.ops.window import window_attention
-from anyformer.pattern import Parts, decompose
+from anyformer.pattern import Parts, Piece, decompose
 from anyformer.pattern.base import Pattern
-from anyformer.pattern.layout import BlockLayout
 from anyformer.pattern.leaves import Full
-from anyformer.pattern.pairs import facts, pairs
-from anyformer.side import left_order
+from anyformer.pattern.pairs import facts
 
 _BLOCK = 64
-_VANISHES = {torch.float32: 104.0, torch.float64: 746.0}  # exp of minus this is 0
+_SPARSE = 0.5  # share of dense attention up to which one list of blocks for all parts is good enough
+_GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pair whose key is looked up
 
 
 @dataclass(frozen=True)
-class Window:
-    """A band, and global tokens that all queries meet."""
+class Path:
+    """Ways whose pairs are disjoint, to be merged, and the parts of the pattern whose global queries meet every key."""
 
-    left: int
-    right: int
-    parts: Parts
-    way: ClassVar[Way] = "windows"
+    ways: tuple[Window | Lists | Gathered, ...]
+    parts: Parts | None = None
 
-
-@dataclass(frozen=True)
-class Lists:
-    """Blocks of keys for each block of queries."""
-
-    layout: BlockLayout
-    way: ClassVar[Way] = "block lists"
-
-
-Path = Window | Lists
+    @property
+    def name(self) -> Way:
+        match self.ways:
+            case (Window(),):
+                return "windows"
+            case (Lists(),):
+                return "block lists"
+        return "union"
 
 
 def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> Path | None:
-    """The cheapest way through tiles; None where the dense path is cheaper, or the only one.
+    """The cheapest path through tiles; None where the dense path is cheaper, or the only one.
 
     Args:
         always: take tiles wherever they can do it, whatever they cost.
@@ -59,39 +51,95 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
     traced = torch.compiler.is_compiling()
     terms = encoding.offsets is not None
     pattern = Full() if context.pattern is None and terms and not traced else context.pattern
-    unreadable = encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}
-    by_offset = encoding.offsets is not None and encoding.arithmetic and context.softcap is None
-    if (
-        not isinstance(pattern, Pattern)
-        or context.cache is not None
-        or context.mask is not None
-        or context.bias is not None
-    ):
+    own = (context.cache, context.mask, context.bias)
+    if not isinstance(pattern, Pattern) or any(part is not None for part in own) or not n * m:
         return None
-    if unreadable or ((encoding.logits is not None or encoding.values is not None) and not by_offset) or not n * m:
-        return None
-    if _keys_meet_table(encoding.offsets):
-        return None
-    if traced and context.queries.flags is not None:
-        return None  # the number of flagged tokens would be a size
-    window = _window(_common_parts(pattern, heads, context.layer, context.causal), n, m)
-    if window is not None and _globals_fit(window, encoding.offsets):
+    if not _readable(context) or (traced and context.queries.flags is not None):
+        return None  # while tracing, the number of flagged tokens would be a size
+    parts = _common_parts(pattern, heads, context.layer, context.causal)
+    window = _window(parts, n, m)
+    alone = window is not None and parts is not None and not parts.pieces
+    if window is not None and alone and _globals_fit(window, encoding.offsets):
         known = Costs() if traced else costs()
         dense_is_cheaper = known.tile * (window.left + window.right + ROW) >= m
         if terms and not traced:
             dense_is_cheaper = dense_is_cheaper and n < (known.learned if encoding.learned else known.biased)
-        return window if always or not _known(dense_is_cheaper) else None
+        return Path((window,), parts) if always or not _known(dense_is_cheaper) else None
     if traced or context.queries.flags is not None or not _bias_only(encoding.offsets):
         return None  # the lists follow from the length, which a graph does not know
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
-    return Lists(layout) if always or layout.density * costs().tile < 1 else None
+    cost, path = layout.density * costs().tile, Path((Lists(pattern, layout),))
+    if cost > _SPARSE and parts is not None and (union := _union(parts, window, q, k, context, min(cost, 1.0))):
+        return union
+    return path if always or cost < 1 else None
 
 
 def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
     """Softmax attention along a chosen path; the same as the dense reference."""
-    if isinstance(path, Lists):
-        return _lists(path.layout, q, k, v, context, scale)
-    return _band(path, q, k, v, context, scale)
+    found = [_along(way, q, k, v, context, scale, want_lse=len(path.ways) > 1) for way in path.ways]
+    out = found[0][0] if len(found) == 1 else _merged(found)
+    return out if path.parts is None else with_global_rows(path.parts, out, q, k, v, context, scale)
+
+
+def _along(
+    way: Window | Lists | Gathered, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
+) -> tuple[Tensor, Tensor]:
+    match way:
+        case Window():
+            return band(way, q, k, v, context, scale, want_lse=want_lse)
+        case Lists():
+            return lists(way, q, k, v, context, scale, want_lse=want_lse)
+    return gathered(way, q, k, v, context, scale)
+
+
+def _merged(found: Sequence[tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]]) -> Float[Tensor, "b h n v"]:
+    """One softmax over disjoint sets of keys, from the output and log-sum-exp over each."""
+    logits = torch.stack([lse for _, lse in found], dim=-1)  # [b h n ways]
+    empty = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    shares = torch.softmax(logits.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    out = torch.zeros_like(found[0][0])
+    for share, (part, _) in zip(shares.unbind(-1), found, strict=True):
+        out = out + share[..., None].to(out.dtype) * part
+    return out
+
+
+def _union(parts: Parts, window: Window | None, q: Tensor, k: Tensor, context: Context, most: float) -> Path | None:
+    """The parts each in the way that is cheapest for them, if together they cost less than `most`, a share of dense attention."""
+    if window is None and (parts.tokens or parts.flagged):
+        return None
+    m, known = k.shape[2], costs()
+    ways: list[Window | Lists | Gathered] = [] if window is None else [window]
+    total = 0.0 if window is None else known.tile * (window.left + window.right + ROW) / m
+    for piece in parts.pieces:
+        way, costing = _cheapest(piece, q, k, context)
+        ways.append(way)
+        total += costing
+    return Path(tuple(ways), parts) if len(ways) > 1 and total < most else None
+
+
+def _cheapest(piece: Piece, q: Tensor, k: Tensor, context: Context) -> tuple[Lists | Gathered, float]:
+    n, m, heads = q.shape[2], k.shape[2], q.shape[1]
+    shared = {"heads": heads, "causal": context.causal, "facts": facts(context)}
+    blocks = Lists(piece.pattern, piece.pattern.blocks(n, _BLOCK, m, **shared))
+    in_blocks = blocks.layout.density * costs().tile
+    if in_blocks < 0.25 or blocks.layout.order is not None or context.keys.batch > 1:
+        return blocks, in_blocks
+    single = Gathered(piece.pattern, piece.source.blocks(n, 1, m, **shared))
+    widest = int(single.layout.offsets.diff(dim=1).max())
+    gathering = _GATHERED * widest / m
+    return (single, gathering) if gathering < in_blocks else (blocks, in_blocks)
+
+
+def _readable(context: Context) -> bool:
+    """Whether every term of the encoding can be had as a table by offset, met by queries only."""
+    encoding = context.encoding
+    if encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}:
+        return False
+    if encoding.logits is None and encoding.values is None:
+        return True
+    if encoding.offsets is None or not encoding.arithmetic or context.softcap is not None:
+        return False
+    return encoding.offsets(0, 0).queries is None
 
 
 def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
@@ -115,7 +163,8 @@ def _known(condition: bool) -> bool:
 
 
 def _window(parts: Parts | None, n: int, m: int) -> Window | None:
-    if parts is None or parts.band is None or parts.rest is not None:
+    """The band of the parts, with the global tokens."""
+    if parts is None or parts.band is None:
         return None
     reach = max(n, m)
     left, right = (reach if side is None else side for side in parts.band)
@@ -129,190 +178,6 @@ def _bias_only(offsets: object) -> bool:
     return tables.keys is None and tables.values is None and tables.queries is None and tables.shift is None
 
 
-def _keys_meet_table(offsets: object) -> bool:
-    """Tiles look rows up for queries only."""
-    return offsets is not None and offsets(0, 0).queries is not None  # type: ignore[operator]  # a callable, as above
-
-
 def _globals_fit(window: Window, offsets: object) -> bool:
     """Global columns beyond the window know biases only."""
     return not (window.parts.tokens or window.parts.flagged) or _bias_only(offsets)
-
-
-def _band(path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Tensor:
-    tables = Offsets() if context.encoding.offsets is None else context.encoding.offsets(-path.left, path.right)
-    slots = _global_slots(path.parts, context, k)
-    columns = None
-    if slots is not None and context.encoding.logits is not None:
-        columns = _column_bias(slots, q, k, context)
-    shifted = q if tables.shift is None else q + tables.shift[:, None].to(q.dtype)
-    if torch.compiler.is_exporting():
-        attend = window_attention_composite
-    else:
-        attend = partial(window_attention, reach=_reach(path, tables, shifted, k, context, scale), want_lse=False)
-    out, _ = attend(
-        shifted,
-        k,
-        v,
-        left=path.left,
-        right=path.right,
-        causal=context.causal,
-        keep=context.keys.keep,
-        documents=context.keys.documents,
-        bias=_as(tables.bias, q),
-        query_table=_as(tables.keys, q),
-        value_table=_as(tables.values, q),
-        global_keys=slots,
-        global_bias=columns,
-        scale=scale,
-        softcap=context.softcap,
-        dropout=context.dropout,
-    )
-    return out if slots is None or context.causal else _with_global_rows(out, slots, q, k, v, context, scale)
-
-
-def _reach(path: Window, tables: Offsets, q: Tensor, k: Tensor, context: Context, scale: float) -> list[int] | None:
-    """For each head, the distance beyond which a bias makes every weight 0.
-
-    A query sees itself, with a logit of -s + bias[0] at least, where s bounds the products; a pair whose bias is so far below
-    bias[0] that exp rounds to 0 is as good as absent. None: nothing is known, as where a query need not see itself.
-    """
-    bias, hidden = tables.bias, context.keys.keep is not None or path.parts.tokens or path.parts.flagged
-    if bias is None or tables.keys is not None or hidden or torch.compiler.is_compiling() or q.shape[2] > k.shape[2]:
-        return None
-    bias = bias.detach()
-    longest = [x.detach().norm(dim=-1).amax(dim=(0, 2)).to(bias) for x in (q, repeat_heads(k, q.shape[1]))]
-    bound = longest[0] * longest[1] * abs(scale)
-    least = bias[:, path.left] - 2 * bound - _VANISHES[torch.promote_types(torch.float32, q.dtype)]
-    distance = torch.arange(-path.left, path.right + 1, device=bias.device).abs()
-    return torch.where(bias >= least[:, None], distance, 0).amax(dim=1).tolist()
-
-
-def _lists(layout: BlockLayout, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Tensor:
-    order = None if layout.order is None else layout.order.to(q.device)
-    keep, documents = context.keys.keep, context.keys.documents
-    bias = None
-    if context.encoding.offsets is not None:
-        bias = context.encoding.offsets(1 - k.shape[2], q.shape[2] - 1).bias
-    if order is not None and bias is not None:
-        layout = _plain_layout(layout, q, k, context)
-        order = None
-    if order is not None:
-        q, k, v = (part[:, :, order] for part in (q, k, v))
-        keep, documents = (None if part is None else part[:, order] for part in (keep, documents))
-    numbers, masks = _masks(layout, context, q.shape[1])
-    out, _ = block_attention(
-        q,
-        k,
-        v,
-        block=layout.block,
-        offsets=layout.offsets.to(q.device),
-        keys=layout.keys.to(q.device),
-        partial=numbers,
-        masks=masks,
-        keep=keep,
-        documents=documents,
-        bias=_as(bias, q),
-        scale=scale,
-        softcap=context.softcap,
-        dropout=context.dropout,
-        want_lse=False,
-    )
-    return out if order is None else torch.empty_like(out).index_copy(2, order, out)
-
-
-def _plain_layout(layout: BlockLayout, q: Tensor, k: Tensor, context: Context) -> BlockLayout:
-    """The layout in the order of places, which tables by offset need."""
-    assert isinstance(context.pattern, Pattern)
-    known = facts(context)
-    return context.pattern.blocks(
-        layout.n, layout.block, layout.m, heads=q.shape[1], causal=context.causal, facts=known, reorder=False
-    )
-
-
-def _masks(layout: BlockLayout, context: Context, heads: int) -> tuple[Tensor | None, Tensor | None]:
-    """The number of each entry's mask, -1 where every pair meets, and the masks of the others."""
-    assert isinstance(context.pattern, Pattern)
-    some = ~layout.whole
-    count = int(some.sum())
-    if not count:
-        return None, None
-    device = context.keys.places.device
-    group, row, column = (part[some].to(device) for part in layout.tiles())
-    inside = torch.arange(layout.block, device=device)
-    q, k = ((part[:, None] * layout.block + inside) for part in (row, column))
-    if layout.order is None:
-        q, k = q + layout.m - layout.n, k
-    else:
-        order = layout.order.to(device)
-        q, k = (order[part.clamp(max=layout.m - 1)] for part in (q, k))
-    sample, head = (part[:, None, None] for part in (group // layout.heads, group % layout.heads))
-    masks = context.pattern.allows(sample, head, q[:, :, None], k[:, None, :], facts(context))
-    numbers = torch.full((len(layout.keys),), -1, device=device)
-    numbers[some.to(device)] = torch.arange(count, device=device)
-    return numbers, masks.expand(count, layout.block, layout.block)
-
-
-def _global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"] | None:
-    """Slots of the global keys of each row, -1 where a row has fewer."""
-    if not parts.tokens and not parts.flagged:
-        return None
-    keep, flags, (b, _, m, _) = context.keys.keep, context.keys.flags, k.shape
-    keep = torch.ones(b, m, dtype=torch.bool, device=k.device) if keep is None else keep
-    hub, length = torch.zeros_like(keep), keep.sum(dim=1, keepdim=True)
-    for token in parts.tokens:
-        place = torch.full_like(length, token) if token >= 0 else length + token
-        real = (place >= 0) & (place < length)
-        hub = hub | ((torch.arange(m, device=k.device) == place) & real)
-    if parts.flagged and flags is not None:
-        hub = hub | (flags & keep)
-    most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
-    if not most:
-        return None
-    slots = left_order(hub)[:, :most]
-    return torch.where(hub.gather(1, slots), slots, -1)
-
-
-def _column_bias(slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, context: Context) -> Float[Tensor, "b h n g"]:
-    assert context.encoding.rebind is not None
-    found = slots.clamp(min=0)
-    encoding = context.encoding.rebind(context.queries, context.keys.take(found))
-    assert encoding.logits is not None
-    keys = _rows(repeat_heads(k, q.shape[1]), found)
-    return encoding.logits(q, keys).to(q.dtype).expand(*q.shape[:3], slots.shape[1])
-
-
-def _with_global_rows(
-    out: Tensor, slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
-) -> Tensor:
-    """`out` with the rows of the global queries, which meet every key, written over."""
-    rows = slots - (k.shape[2] - q.shape[2])
-    asked = (slots >= 0) & (rows >= 0)
-    rows = rows.clamp(min=0)
-    queries = replace(context.queries.take(rows), arithmetic=False, keep=None)
-    encoding = context.encoding
-    if encoding.rebind is not None:
-        encoding = encoding.rebind(queries, context.keys)
-    asking = _rows(q, rows)
-    found, _ = dense(
-        asking,
-        k,
-        v,
-        allowed=pairs(replace(context, pattern=None, queries=queries), q.shape[1]),
-        bias=None if encoding.logits is None else encoding.logits(asking, repeat_heads(k, q.shape[1])),
-        scale=scale,
-        softcap=context.softcap,
-        dropout=context.dropout,
-    )
-    index = torch.where(asked, rows, out.shape[2])  # an extra row takes what nobody asked for
-    padded = torch.cat([out, out.new_zeros(*out.shape[:2], 1, out.shape[3])], dim=2)
-    return padded.scatter(2, index[:, None, :, None].expand_as(found), found)[:, :, :-1]
-
-
-def _rows(x: Float[Tensor, "b h t d"], slots: Int[Tensor, "b g"]) -> Float[Tensor, "b h g d"]:
-    b, h, _, d = x.shape
-    return x.gather(2, slots[:, None, :, None].expand(b, h, slots.shape[1], d))
-
-
-def _as(table: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if table is None else table.to(like.device, torch.promote_types(torch.float32, like.dtype))

@@ -127,7 +127,7 @@ def attend(
         took("flex")
         out = _flex.run(q, k, v, context, _scale(q, context, scale))
     elif path is not None:
-        took(path.way)
+        took(path.name)
         out = run(path, q, k, v, context, _scale(q, context, scale))
     else:
         took("fused")

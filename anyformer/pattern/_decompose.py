@@ -1,12 +1,20 @@
 """A pattern cut into the parts that fast engines have special ways for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from anyformer.pattern._algebra import Or
 from anyformer.pattern._facts import Band
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import Causal, Flagged, Full, Global, Local
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A pattern as the pairs of a simple source that other parts do not have."""
+
+    pattern: Pattern
+    source: Pattern
 
 
 @dataclass(frozen=True)
@@ -18,12 +26,15 @@ class Parts:
         flagged: whether flagged tokens are global too, see `Flagged`.
         band: (left, right) of -left <= k - q <= right, None for no limit; None: there is no band.
         rest: every pair that is neither in the band nor of a global token; None: there are none.
+        pieces: the rest again, as patterns without a common pair: those whose queries and keys lie a multiple of the same stride
+            apart make one piece, which has an order of its own in which its blocks are dense; the others make the last.
     """
 
     tokens: tuple[int, ...]
     flagged: bool
     band: Band | None
     rest: Pattern | None
+    pieces: "tuple[Piece, ...]" = ()
 
     def disjoint(self) -> tuple[Pattern, ...]:
         """Patterns without a common pair whose union is the whole: global tokens, the band without them, the rest."""
@@ -75,4 +86,16 @@ def decompose(pattern: Pattern, *, causal: bool = False) -> Parts:
         return parts
     outside = [~part for part in (parts._band(), parts._hubs()) if part is not None]
     rest = reduce(Pattern.__and__, outside, reduce(Pattern.__or__, others))
-    return Parts(parts.tokens, parts.flagged, parts.band, rest)
+    return replace(parts, rest=rest, pieces=_pieces(others, outside, causal))
+
+
+def _pieces(others: list[Pattern], outside: list[Pattern], causal: bool) -> tuple[Piece, ...]:
+    groups: dict[int, list[Pattern]] = {}
+    for term in sorted(others, key=lambda term: -term.traits(causal).stride):
+        groups.setdefault(term.traits(causal).stride, []).append(term)
+    pieces = []
+    for terms in groups.values():
+        together = reduce(Pattern.__or__, terms)
+        pieces.append(Piece(reduce(Pattern.__and__, outside, together), together))
+        outside = [*outside, ~together]
+    return tuple(pieces)

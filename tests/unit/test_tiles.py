@@ -5,7 +5,10 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.attention._tiles import Lists, Window, _reach, choose
+from anyformer.attention import _tiles
+from anyformer.attention._band import Window, _reach
+from anyformer.attention._tiles import choose
+from anyformer.attention._ways import ways
 from anyformer.context import Context
 from anyformer.errors import SpecError
 from anyformer.forms import Form
@@ -111,8 +114,10 @@ def test_what_a_steep_bias_makes_unreachable_is_not_computed(causal: bool, dtype
     encoding = bind(_encoding("alibi", causal), {Form.TOEPLITZ}, tokens, tokens)
     context = Context(causal=causal, queries=tokens, keys=tokens, encoding=encoding)
     path = choose(q, k, context)
-    assert isinstance(path, Window)
-    reach = _reach(path, encoding.offsets(-path.left, path.right), q, k, context, 0.7)
+    assert path is not None
+    (window,) = path.ways
+    assert isinstance(window, Window)
+    reach = _reach(window, encoding.offsets(-window.left, window.right), q, k, context, 0.7)
     assert reach is not None
     assert reach[0] < 600 if dtype == torch.float32 else reach[0] >= 1499
     assert reach == sorted(reach)
@@ -137,6 +142,37 @@ def test_a_hidden_token_may_read_beyond_the_reach() -> None:
     assert bool((out != 0).all())
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["none", "alibi", "t5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Local(3) | Strided(8)",
+        "Local(3) | Strided(8) | Global([0, 7]) | Random(1, seed=1)",
+        "Strided(8) | Random(1, seed=2, mutual=True)",
+        "Local(2) | Strided(12) | Strided(8)",
+    ],
+)
+def test_a_union_of_parts_that_each_take_their_own_way(
+    text: str, name: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant, value in (("_BLOCK", 4), ("_SPARSE", 0.0), ("_GATHERED", 0.0)):
+        monkeypatch.setattr(_tiles, constant, value)
+    union = _tiles._union
+    monkeypatch.setattr(_tiles, "_union", lambda *facts: union(*facts[:-1], torch.inf))
+    n = 61
+    q, k, v = _qkv(n, n)
+    position = None if name == "none" else _encoding(name, causal)
+    facts = {"pattern": pattern_of(parse(text)), "causal": causal, "position": position}
+    extra = [] if position is None else list(position.parameters())
+    with ways() as seen:
+        _compare(q, k, v, extra, **facts)
+    assert list(seen) == ["union", "written out"]
+    _compare(q, k, v, extra, document_ids=(torch.arange(n) // 25).expand(2, -1), **facts)
+    short = torch.arange(n) < torch.tensor([[n], [n - 9]])
+    _compare(q, k, v, extra, attention_mask=short, **facts)
+
+
 def test_documents() -> None:
     q, k, v = _qkv(40, 40)
     documents = torch.tensor([[0] * 15 + [1] * 25, [2] * 40])
@@ -158,20 +194,23 @@ def test_a_layer_with_padding_on_any_side() -> None:
     ("text", "n", "kind"),
     [
         ("Local(64)", 100, None),
-        ("Local(64)", 4096, Window),
-        ("Local(64) | Global([0])", 4096, Window),
+        ("Local(64)", 4096, "windows"),
+        ("Local(64) | Global([0])", 4096, "windows"),
         ("Local(3000)", 4096, None),
-        ("bigbird(block=64)", 4096, Lists),
+        ("bigbird(block=64)", 4096, "block lists"),
         ("bigbird(block=64)", 256, None),
-        ("Strided(2)", 512, Lists),
+        ("Strided(2)", 512, "block lists"),
         ("Full()", 4096, None),
+        ("Local(64) | Strided(32)", 4096, "union"),
+        ("Local(32) | Strided(32) | Global([0]) | Random(2, seed=1)", 2048, "union"),
+        ("Strided(32) | Random(2, seed=1)", 2048, "union"),
     ],
 )
-def test_tiles_where_they_pay(text: str, n: int, kind: type | None) -> None:
+def test_tiles_where_they_pay(text: str, n: int, kind: str | None) -> None:
     q = torch.empty(1, 2, n, 4)
     tokens = side(n, q.device)
     path = choose(q, q, Context(causal=False, queries=tokens, keys=tokens, pattern=pattern_of(parse(text))))
-    assert path is None if kind is None else isinstance(path, kind)
+    assert (None if path is None else path.name) == kind
 
 
 def test_memory_follows_the_window() -> None:

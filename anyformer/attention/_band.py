@@ -1,0 +1,146 @@
+"""Softmax attention in a band, with global tokens, through tiles."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyformer.context import Context, Offsets
+from anyformer.ops.composite import window_attention_composite
+from anyformer.ops.softmax import dense, repeat_heads
+from anyformer.ops.window import window_attention
+from anyformer.pattern import Parts
+from anyformer.pattern.pairs import pairs
+from anyformer.side import left_order
+
+_VANISHES = {torch.float32: 104.0, torch.float64: 746.0}  # exp of minus this is 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """A band, and global tokens that all queries meet."""
+
+    left: int
+    right: int
+    parts: Parts
+
+
+def band(
+    path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
+) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h lse"]]:
+    """Output and log-sum-exp (`[b h 0]` unless wanted) of every query over its band and the global keys."""
+    tables = Offsets() if context.encoding.offsets is None else context.encoding.offsets(-path.left, path.right)
+    slots = global_slots(path.parts, context, k)
+    columns = None
+    if slots is not None and context.encoding.logits is not None:
+        columns = _column_bias(slots, q, k, context)
+    shifted = q if tables.shift is None else q + tables.shift[:, None].to(q.dtype)
+    facts = {
+        "left": path.left,
+        "right": path.right,
+        "causal": context.causal,
+        "keep": context.keys.keep,
+        "documents": context.keys.documents,
+        "bias": as_wide(tables.bias, q),
+        "query_table": as_wide(tables.keys, q),
+        "value_table": as_wide(tables.values, q),
+        "global_keys": slots,
+        "global_bias": columns,
+        "scale": scale,
+        "softcap": context.softcap,
+        "dropout": context.dropout,
+    }
+    if torch.compiler.is_exporting():
+        return window_attention_composite(shifted, k, v, **facts)
+    reach = _reach(path, tables, shifted, k, context, scale)
+    return window_attention(shifted, k, v, reach=reach, want_lse=want_lse, **facts)
+
+
+def with_global_rows(
+    parts: Parts, out: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
+) -> Float[Tensor, "b h n v"]:
+    """`out` with the rows of the global queries, which meet every key, written over."""
+    slots = None if context.causal else global_slots(parts, context, k)
+    return out if slots is None else _written_over(out, slots, q, k, v, context, scale)
+
+
+def _reach(path: Window, tables: Offsets, q: Tensor, k: Tensor, context: Context, scale: float) -> list[int] | None:
+    """For each head, the distance beyond which a bias makes every weight 0.
+
+    A query sees itself, with a logit of -s + bias[0] at least, where s bounds the products; a pair whose bias is so far below
+    bias[0] that exp rounds to 0 is as good as absent. None: nothing is known, as where a query need not see itself.
+    """
+    bias, hidden = tables.bias, context.keys.keep is not None or path.parts.tokens or path.parts.flagged
+    if bias is None or tables.keys is not None or hidden or torch.compiler.is_compiling() or q.shape[2] > k.shape[2]:
+        return None
+    bias = bias.detach()
+    longest = [x.detach().norm(dim=-1).amax(dim=(0, 2)).to(bias) for x in (q, repeat_heads(k, q.shape[1]))]
+    bound = longest[0] * longest[1] * abs(scale)
+    least = bias[:, path.left] - 2 * bound - _VANISHES[torch.promote_types(torch.float32, q.dtype)]
+    distance = torch.arange(-path.left, path.right + 1, device=bias.device).abs()
+    return torch.where(bias >= least[:, None], distance, 0).amax(dim=1).tolist()
+
+
+def global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"] | None:
+    """Slots of the global keys of each row, -1 where a row has fewer."""
+    if not parts.tokens and not parts.flagged:
+        return None
+    keep, flags, (b, _, m, _) = context.keys.keep, context.keys.flags, k.shape
+    keep = torch.ones(b, m, dtype=torch.bool, device=k.device) if keep is None else keep
+    hub, length = torch.zeros_like(keep), keep.sum(dim=1, keepdim=True)
+    for token in parts.tokens:
+        place = torch.full_like(length, token) if token >= 0 else length + token
+        real = (place >= 0) & (place < length)
+        hub = hub | ((torch.arange(m, device=k.device) == place) & real)
+    if parts.flagged and flags is not None:
+        hub = hub | (flags & keep)
+    most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
+    if not most:
+        return None
+    slots = left_order(hub)[:, :most]
+    return torch.where(hub.gather(1, slots), slots, -1)
+
+
+def _column_bias(slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, context: Context) -> Float[Tensor, "b h n g"]:
+    assert context.encoding.rebind is not None
+    found = slots.clamp(min=0)
+    encoding = context.encoding.rebind(context.queries, context.keys.take(found))
+    assert encoding.logits is not None
+    keys = _rows(repeat_heads(k, q.shape[1]), found)
+    return encoding.logits(q, keys).to(q.dtype).expand(*q.shape[:3], slots.shape[1])
+
+
+def _written_over(
+    out: Tensor, slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
+) -> Tensor:
+    rows = slots - (k.shape[2] - q.shape[2])
+    asked = (slots >= 0) & (rows >= 0)
+    rows = rows.clamp(min=0)
+    queries = replace(context.queries.take(rows), arithmetic=False, keep=None)
+    encoding = context.encoding
+    if encoding.rebind is not None:
+        encoding = encoding.rebind(queries, context.keys)
+    asking = _rows(q, rows)
+    found, _ = dense(
+        asking,
+        k,
+        v,
+        allowed=pairs(replace(context, pattern=None, queries=queries), q.shape[1]),
+        bias=None if encoding.logits is None else encoding.logits(asking, repeat_heads(k, q.shape[1])),
+        scale=scale,
+        softcap=context.softcap,
+        dropout=context.dropout,
+    )
+    index = torch.where(asked, rows, out.shape[2])  # an extra row takes what nobody asked for
+    padded = torch.cat([out, out.new_zeros(*out.shape[:2], 1, out.shape[3])], dim=2)
+    return padded.scatter(2, index[:, None, :, None].expand_as(found), found)[:, :, :-1]
+
+
+def _rows(x: Float[Tensor, "b h t d"], slots: Int[Tensor, "b g"]) -> Float[Tensor, "b h g d"]:
+    b, h, _, d = x.shape
+    return x.gather(2, slots[:, None, :, None].expand(b, h, slots.shape[1], d))
+
+
+def as_wide(table: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if table is None else table.to(like.device, torch.promote_types(torch.float32, like.dtype))
