@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from anyformer.registry import describe as describe
     from anyformer.registry import list_methods as list_methods
     from anyformer.registry import register as register
+    from anyformer.side import grid as grid
     from anyformer.site import Site as Site
     from anyformer.spec import Spec as Spec
 
@@ -64,6 +65,7 @@ _HOMES = {
         "Strided",
     ),
     "anyformer.registry": ("describe", "list_methods", "register"),
+    "anyformer.side": ("grid",),
     "anyformer.site": ("Site",),
     "anyformer.spec": ("Spec",),
 }

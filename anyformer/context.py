@@ -57,7 +57,11 @@ class Encoding:
         values: `weights[b h n m] -> [b h n v]`, the sum of the VALUE terms, to be added to the output.
         offsets: `(low, high) -> Offsets`, every term on logits and values as tables over offsets low..high of key minus query,
             both included; holds where positions are places (`arithmetic`).
-        rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens.
+        row: `(q[b h n d], k[b h m d], logits[b h n m]) -> logits`, the scaled and masked logits with the ROW term.
+        gates: the log of the factor that each key's token puts on the weight of every pair it stands between or is the query of,
+            at most 0, and 0 for padding; `logits` has their sums.
+        rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens; None where it knows more of them
+            than their side.
         arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
         learned: whether `logits` may need a gradient of its own. The fused kernel has none for a bias, and choosing by the
             gradient mode would give other bits in inference than in training.
@@ -71,6 +75,8 @@ class Encoding:
     logits: Callable[[Tensor, Tensor], Tensor] | None = None
     values: Callable[[Tensor], Tensor] | None = None
     offsets: "Callable[[int, int], Offsets] | None" = None
+    row: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    gates: Float[Tensor, "b h m"] | None = None
     rebind: "Callable[[Side, Side], Encoding] | None" = None
     arithmetic: bool = True
     learned: bool = False
@@ -175,7 +181,8 @@ class LayerCache:
     """What one layer remembers between calls.
 
     `side` holds the facts of the remembered tokens, `slots` tensors with one entry a remembered token (`[b slots ...]`: keys,
-    values), `state` tensors of a fixed size (`[b ...]`: running sums, hidden states, the tail of a convolution), `count` the
+    values), `state` tensors of a fixed size (`[b ...]`: running sums, hidden states, the tail of a convolution), `tables` tensors
+    that belong to no row (what an encoding has worked out about positions so far), `count` the
     number of real tokens of each row so far. `seen` counts the tokens ever given, padding included, remembered or not; `given`
     says which of them were real, in the order they came (None: all), for slots may hold them in another.
     """
@@ -191,6 +198,7 @@ class LayerCache:
         self.side: Side | None = None
         self.slots: dict[str, Tensor] = {}
         self.state: dict[str, Tensor] = {}
+        self.tables: dict[str, Tensor] = {}
 
     def extend(self, name: str, new: Tensor) -> Tensor:
         """Append `new[b n ...]` to the slots called `name` and return all of them."""
@@ -281,7 +289,9 @@ class LayerCache:
 
     def detach(self) -> "LayerCache":
         """The same content cut off from the graph (for training segment by segment)."""
-        return self._map(Tensor.detach, lambda side: side)
+        other = self._map(Tensor.detach, lambda side: side)
+        other.tables = {name: tensor.detach() for name, tensor in self.tables.items()}
+        return other
 
     def _map(self, function: Callable[[Tensor], Tensor], facts: Callable[[Side], Side]) -> "LayerCache":
         other = LayerCache(self.batch_size)
@@ -291,4 +301,5 @@ class LayerCache:
         other.side = None if self.side is None else facts(self.side)
         other.slots = {name: function(tensor) for name, tensor in self.slots.items()}
         other.state = {name: function(tensor) for name, tensor in self.state.items()}
+        other.tables = dict(self.tables)  # replaced, never written to
         return other

@@ -17,15 +17,19 @@ class Form(Enum):
     """How positions enter. Each value says where in the equation, each but EMBED is one method of a Position."""
 
     EMBED = "changes the token vectors before the first layer"
+    SHIFT = "adds vectors to the projected queries, keys and values by their own position, in each layer"
     ROTATE = "maps each query and each key by its own position"
     TURN = "maps each value by its own position, and each output back"
     BIAS = "adds b[h](pos_q, pos_k) to the scaled logits"
     TOEPLITZ = "adds t[h, pos_k - pos_q] to the scaled logits, given as a table over offsets"
+    GRID = "adds t[h, pos_k - pos_q] for positions on a grid: its table over offsets is BIAS seen from the origin"
+    BOXES = "adds a product of query or key with a vector for each of few rectangles of offsets on a grid"
     DECAY = "multiplies weights by exp(-rate[h] * distance), as a running state that fades"
     SCORE = "adds a term of query, key and both positions to the scaled logits"
     TABLE = "adds vectors of the offset pos_k - pos_q to keys and values, given as tables over offsets"
     AUGMENT = "appends columns to queries and keys whose product is the term"
-    ROW = "adds a term that needs every key between query and key"
+    GATES = "multiplies the weight of a pair by factors that the tokens between them set, as a running state that fades"
+    ROW = "changes the scaled logits by a term that needs every key between query and key"
     PRODUCT = "replaces the product of query and key"
     VALUE = "adds to the output a sum over the attention weights and both positions"
 
@@ -37,6 +41,8 @@ class ReadsForms(Protocol):
     name: str
     forms: tuple[Form, ...]
     """Forms it can use, best first."""
+    outside: tuple[Form, ...]
+    """Forms that are dealt with before it sees queries, keys and values."""
     absolute: frozenset[Form]
     """Forms it can use, but that then lose the relative law."""
     later: Mapping[Form, str]
@@ -97,7 +103,7 @@ def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
     chosen: list[Form] = []
     later: list[Form] = []
     for offered in position.forms:
-        usable = next((form for form in attention.forms if form in offered), None)
+        usable = next((form for form in (*attention.outside, *attention.forms) if form in offered), None)
         if usable is not None:
             chosen.append(usable)
             continue
@@ -114,7 +120,7 @@ def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
     if any(form in attention.absolute for form in chosen):
         return Verdict(
             "abs",
-            f"{attention.name} runs with {position.name}, but mixes the keys before they are compared, "
+            f"{attention.name} runs with {position.name}, but does not weigh pairs by the product of query and key alone, "
             "so the result is not a function of offsets",
             (*chosen,),
         )

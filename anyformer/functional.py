@@ -11,9 +11,10 @@ from anyformer.attention import softmax
 from anyformer.context import Context, Encoding
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
-from anyformer.model.build import build_attention, build_position
+from anyformer.model.build import build_position
 from anyformer.pattern.base import Pattern
-from anyformer.position.base import Position, bind
+from anyformer.position.base import Position
+from anyformer.position.bind import bind
 from anyformer.side import Side
 from anyformer.site import Site
 
@@ -167,7 +168,18 @@ def _place(q: Tensor, k: Tensor, context: Context, position: str | Position | No
         raise IncompatibleError(
             f"{position.name} is added to token vectors before attention: use Transformer, or add it yourself"
         )
-    verdict = check(build_attention("softmax", site), position, site)
+    if position.reads_tokens:
+        raise IncompatibleError(
+            f"{position.name} reads the tokens that keys are made of, which a function does not have: use MultiHead or Transformer"
+        )
+    if (Form.SHIFT,) in position.forms:
+        raise IncompatibleError(
+            f"{position.name} is added to the projections of a layer, which a function does not have: use MultiHead or Transformer"
+        )
+    pattern = context.pattern if (Form.ROW,) in position.forms else None
+    assert pattern is None or isinstance(pattern, Pattern)
+    attention = softmax.Softmax(site, pattern=pattern)
+    verdict = check(attention, position, site)
     encoding = bind(position, verdict.forms, context.queries, context.keys)
     if encoding.rotate is not None:
         q, k = encoding.rotate(q, k)

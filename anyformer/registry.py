@@ -20,7 +20,7 @@ from anyformer.spec import Items, Spec, parse
 
 Kind = Literal["attention", "mixer", "position", "pattern", "task"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
-_NOT_METHODS = {"base", "multihead", "leaves", "layout", "pairs", "read", "draw"}
+_NOT_METHODS = {"base", "multihead", "leaves", "layout", "pairs", "read", "draw", "bind"}
 _registered: dict[tuple[Kind, str], Callable] = {}  # user classes only; filled by `register`
 
 

@@ -24,6 +24,7 @@ class Side:
         flags: which are flagged as global; None: none.
         without: which have no position (class and register tokens); None: none.
         arithmetic: whether positions are places.
+        drawn: what stands for each position from 0 on in this forward, for encodings that draw positions; None: they draw.
     """
 
     places: Int[Tensor, "#b t"]
@@ -33,6 +34,7 @@ class Side:
     flags: Bool[Tensor, "b t"] | None = None
     without: Bool[Tensor, "b t"] | None = None
     arithmetic: bool = True
+    drawn: Int[Tensor, "p"] | None = None
 
     @property
     def length(self) -> int:
@@ -95,6 +97,12 @@ def take(x: Shaped[Tensor, "#b t *rest"], slots: Int[Tensor, "b s"]) -> Shaped[T
     """The tokens of the given slots of each row."""
     x = x.expand(slots.shape[0], *x.shape[1:])
     return x.gather(1, slots.reshape(*slots.shape, *(1,) * (x.dim() - 2)).expand(*slots.shape, *x.shape[2:]))
+
+
+def grid(rows: int, columns: int, device: torch.device | None = None) -> Int[Tensor, "1 t 2"]:
+    """The row and the column of each token of an image read row by row: positions for encodings on a grid."""
+    index = torch.arange(rows * columns, device=device)
+    return torch.stack([index // max(columns, 1), index % max(columns, 1)], dim=-1)[None]
 
 
 def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:

@@ -21,5 +21,8 @@ Size = Annotated[int, at.Ge(1)]
 PositiveFloat = Annotated[float, at.Gt(0)]
 """A number above zero."""
 
+Share = Annotated[float, at.Gt(0), at.Le(1)]
+"""A share above zero, up to and including one."""
+
 Fraction = Annotated[float, at.Ge(0), at.Lt(1)]
 """A share from zero up to, not including, one."""

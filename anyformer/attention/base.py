@@ -24,11 +24,13 @@ class Attention(nn.Module):
     summary: ClassVar[str]
     paper: ClassVar[str]
     family: ClassVar[tuple[str, ...]]
-    """Trunk to twig, the trunk one of "full", "human-made pattern", "clustering", "learned pattern", "fewer keys", "order of the
-    product", "new framework", "attention-free", "reference line"."""
+    """Trunk to twig, the trunk one of "full", "human-made pattern", "large weights", "clustering", "learned pattern", "fewer keys",
+    "order of the product", "new framework", "attention-free", "reference line"."""
 
     forms: tuple[Form, ...]
     """Forms of position it can use, best first."""
+    outside: tuple[Form, ...] = (Form.SHIFT,)
+    """Forms that whoever projects queries, keys and values deals with."""
     absolute: frozenset[Form] = frozenset()
     """Forms it can use that then lose the relative law."""
     later: Mapping[Form, str] = {}
@@ -50,8 +52,16 @@ class Attention(nn.Module):
     """What it needs to continue a sequence: all keys and values, a state of fixed size, or it cannot."""
     rotates: ClassVar[Literal["before", "self"]] = "before"
     """Who applies ROTATE: the caller before forward, or forward itself through context.encoding.rotate."""
+    reads: tuple[Literal["q", "k", "v", "x"], ...] = ("q", "k", "v")
+    """What it reads of queries, keys, values and x, the tokens themselves: then a call without a mixer needs Context(x=...)."""
+    shares: bool = False
+    """Whether keys are the queries: there is no projection of keys then, and forward gets the queries of all tokens for k."""
     ordered: bool = False
     """Whether it indexes slots, so that slots must be places: the mixer then moves real tokens to the left."""
+    compares: ClassVar[bool] = True
+    """Whether a pair that it biases or scores is one query and one key, whose product is the rest of the score."""
+    common: str | None = None
+    """Its submodule that all layers of a model with the same spec hold as one object; None: layers have nothing in common."""
     weights: ClassVar[bool] = True
     """Whether it has explicit weights to drop out; if not, its output is dropped out instead."""
 

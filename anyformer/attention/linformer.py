@@ -4,7 +4,7 @@ Paper: Wang et al. 2020, 2006.04768.
 Equation: K' = E^T K, V' = F^T V, out = softmax(scale * q K'^T) V'; E and F are [max_length rank], and m keys use the
 first m rows.
 Cost: 2 m rank d + 2 n rank d multiply-adds a head; 2 max_length rank weights a projection pair.
-Deviation: none in the equation; only projections learned per layer are offered, not one shared by all layers.
+Deviation: none.
 """
 
 from typing import Literal
@@ -29,7 +29,8 @@ class Linformer(Attention):
 
     Args:
         rank: number of mixtures that keys and values are compressed to.
-        sharing: "none": E and F for each key head; "heads": one E and one F for all of them; "kv": one E = F for all.
+        sharing: "none": E and F for each key head; "heads": one E and one F for all of them; "kv": one E = F for all; "layers":
+            that one for all layers of a model too.
 
     Raises:
         IncompatibleError: the site is causal.
@@ -52,12 +53,14 @@ class Linformer(Attention):
     documents = False
     ordered = True
 
-    def __init__(self, site: Site, *, rank: Size = 64, sharing: Literal["none", "heads", "kv"] = "none") -> None:
+    def __init__(
+        self, site: Site, *, rank: Size = 64, sharing: Literal["none", "heads", "kv", "layers"] = "none"
+    ) -> None:
         super().__init__(site)
         shape = (site.kv_heads, site.max_length, rank) if sharing == "none" else (site.max_length, rank)
-        self.key_mix = nn.Parameter(torch.empty(shape))
-        self.value_mix = None if sharing == "kv" else nn.Parameter(torch.empty(shape))
-        for mix in self.parameters():
+        self.mixes = nn.ParameterList(torch.empty(shape) for _ in range(1 if sharing in ("kv", "layers") else 2))
+        self.common = "mixes" if sharing == "layers" else None
+        for mix in self.mixes:
             nn.init.normal_(mix, std=rank**-0.5)
 
     def forward(
@@ -79,8 +82,8 @@ class Linformer(Attention):
         v = v if encoding.turn is None else encoding.turn(v)
         out = ops.fused(
             q,
-            compress(k, self.key_mix),
-            compress(v, self.key_mix if self.value_mix is None else self.value_mix),
+            compress(k, self.mixes[0]),
+            compress(v, self.mixes[-1]),
             scale=q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale,
             dropout=context.dropout,
         )

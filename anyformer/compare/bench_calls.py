@@ -110,15 +110,16 @@ def _attention(contender: Contender, setting: Setting, length: int, inputs: Inpu
     forms = check(attention, position, site).forms
     tokens = side(length, torch.device("cpu"))
     q, k, v = inputs.heads(length)
+    x = inputs.hidden(length) if "x" in attention.reads else None
 
     def out() -> tuple[Tensor]:
         encoding = bind(position, forms, tokens, tokens)
         placed = (q, k)
         if encoding.rotate is not None and attention.rotates == "before":
             placed = encoding.rotate(q, k)
-        return (attention(*placed, v, Context(setting.causal, tokens, tokens, encoding=encoding)),)
+        return (attention(*placed, v, Context(setting.causal, tokens, tokens, x=x, encoding=encoding)),)
 
-    leaves = (q, k, v, *attention.parameters(), *position.parameters())
+    leaves = (q, k, v, *(() if x is None else (x,)), *attention.parameters(), *position.parameters())
     return calls_of(out, leaves, inputs, (attention, position))
 
 

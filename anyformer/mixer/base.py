@@ -32,6 +32,7 @@ class Mixer(nn.Module):
     family: ClassVar[tuple[str, ...]]
 
     forms: tuple[Form, ...] = (Form.EMBED,)
+    outside: tuple[Form, ...] = ()
     absolute: frozenset[Form] = frozenset()
     later: Mapping[Form, str] = {}
     refusal: str = (
@@ -77,6 +78,7 @@ class Mixer(nn.Module):
         no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | None = None,
         tokens: Int[Tensor, "b n"] | None = None,
+        drawn: Int[Tensor, "p"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b n c"]:
         """Mix the tokens of `x`, or let them read `source`.
@@ -91,6 +93,7 @@ class Mixer(nn.Module):
             no_position: tokens of x without a position (class and register tokens).
             global_mask: tokens of x flagged as global.
             tokens: token ids, for encodings that read them.
+            drawn: what stands for each position from 0 on, for encodings that draw positions; None: they draw.
             cache: what earlier calls left (`new_cache`); it is extended in place.
 
         Returns:
@@ -122,6 +125,10 @@ class Mixer(nn.Module):
             source, keys = self._source(source, source_mask, source_positions)
             shifted = queries.places + keys.length - n  # the last query sees the last key
             queries = replace(queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions)
+        if drawn is not None:
+            same = keys is queries
+            queries = replace(queries, drawn=drawn)
+            keys = queries if same else replace(keys, drawn=drawn)
         context = Context(
             causal=self.site.causal,
             queries=queries,

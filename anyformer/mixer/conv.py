@@ -9,11 +9,12 @@ Cost: 3 c^2 + width c multiply-adds a token.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.mixer.base import Mixer, blank, take
+from anyformer.mixer.base import Mixer, blank
+from anyformer.ops.left import newest
 from anyformer.site import Site
 from anyformer.typing import Size
 
@@ -60,10 +61,3 @@ class Conv(Mixer):
         u = F.pad(u, (0, 0, 0, width - 1 - self.left))
         mixed = F.conv1d(u.transpose(1, 2), self.filter.weight, self.filter.bias, groups=self.site.dim).transpose(1, 2)
         return self.o(self.dropout(F.silu(gate) * mixed))
-
-
-def newest(u: Float[Tensor, "b t c"], count: int, keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b count c"]:
-    """The last `count` real tokens of each row, where u is `count` earlier tokens, then n with real ones first."""
-    if keep is None:
-        return u[:, u.shape[1] - count :].clone()  # a view would keep every token alive
-    return take(u, keep.sum(dim=1, keepdim=True) + torch.arange(count, device=u.device))

@@ -22,9 +22,11 @@ from anyformer.attention.softmax import attend
 from anyformer.context import Context
 from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._prepared import prepared
 from anyformer.mixer.base import Mixer
 from anyformer.pattern.leaves import Dilated, Flagged
-from anyformer.position.base import Position, bind
+from anyformer.position.base import Position
+from anyformer.position.bind import bind, shifted
 from anyformer.side import Side, left_order, take
 from anyformer.site import Site
 from anyformer.typing import Count, Size
@@ -61,9 +63,11 @@ class Longformer(Mixer):
         Form.BIAS,
         Form.TABLE,
         Form.SCORE,
+        Form.GATES,
         Form.VALUE,
         Form.EMBED,
     )
+    outside: tuple[Form, ...] = (Form.SHIFT,)
     refusal = (
         "it reads chosen pairs one by one, and this form needs every key between two tokens or another product; "
         "use an encoding that embeds, rotates, biases or scores, such as rope or alibi"
@@ -117,16 +121,17 @@ class Longformer(Mixer):
     def _window(self, x: Tensor, context: Context) -> Tensor:
         """Every token as a local one, flagged ones included; heads merged."""
         cache = context.cache
-        q, k, v = _heads((self.q, self.k, self.v, self.q_norm, self.k_norm), x, x, self.site.head_dim)
-        encoding = bind(
-            self.position, self.verdict.forms, context.queries, context.keys if cache is None else context.queries
-        )
+        own = self.q, self.k, self.v, self.q_norm, self.k_norm
+        q, k, v = self._heads(own, x, x, context.queries, context)
+        facts = prepared(self.position, x, context.queries, cache, slots=True)
+        new_keys = context.keys if cache is None else context.queries
+        encoding = bind(self.position, self.verdict.forms, context.queries, new_keys, facts if cache is None else None)
         if encoding.rotate is not None:
             q, k = encoding.rotate(q, k)
         if cache is not None:
             k = cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
-            encoding = bind(self.position, self.verdict.forms, context.queries, context.keys)
+            encoding = bind(self.position, self.verdict.forms, context.queries, context.keys, facts)
         out = attend(q, k, v, replace(context, pattern=self.pattern, encoding=encoding))
         if cache is not None:
             cache.forget(self.pattern.horizon())
@@ -136,13 +141,25 @@ class Longformer(Mixer):
         """What flagged tokens read, at their slots (others hold anything); only `max_globals` rows are computed."""
         slots = left_order(flags)[:, : self.max_globals]
         rows = at(context.queries, slots)
-        q, k, v = _heads(tuple(own.values()), take(x, slots), x, self.site.head_dim)
+        q, k, v = self._heads(tuple(own.values()), take(x, slots), x, rows, context)
         encoding = bind(self.position, self.verdict.forms, rows, context.keys)
         if encoding.rotate is not None:
             q, k = encoding.rotate(q, k)
         out = attend(q, k, v, replace(context, queries=rows, encoding=encoding)).transpose(1, 2).flatten(2)
         rank = flags.cumsum(dim=1) - 1  # a flagged token's row among those computed
         return take(out, rank.clamp(0, slots.shape[1] - 1))
+
+    def _heads(
+        self, projections: tuple[nn.Module, ...], x: Tensor, source: Tensor, queries: Side, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b h n d] of x, keys and values [b k m d] of the source, normalised and not yet rotated."""
+        *linear, q_norm, k_norm = projections
+        q, k, v = (each(tokens) for each, tokens in zip(linear, (x, source, source), strict=True))
+        if Form.SHIFT in self.verdict.forms:
+            keys = context.keys if context.cache is None else context.queries
+            q, k, v = shifted(self.position, (q, k, v), queries, keys, context.layer, context.cache)
+        q, k, v = (each.unflatten(-1, (-1, self.site.head_dim)).transpose(1, 2) for each in (q, k, v))
+        return q_norm(q), k_norm(k), v
 
     def _admit(self, flags: Bool[Tensor, "b m"] | None) -> None:
         if flags is None or flags.numel() == 0 or torch.compiler.is_compiling() or flags.is_meta:
@@ -182,15 +199,3 @@ def _projections(site: Site, bias: bool, qk_norm: bool) -> list[nn.Module]:
         nn.Linear(site.dim, heads * site.head_dim, bias=bias) for heads in (site.heads, site.kv_heads, site.kv_heads)
     ]
     return [*linear, *(nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity() for _ in range(2))]
-
-
-def _heads(
-    projections: tuple[nn.Module, ...], queries: Tensor, keys: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [b h n d], keys and values [b k m d] of head width d, normalised and not yet placed."""
-    *linear, q_norm, k_norm = projections
-    q, k, v = (
-        each(x).unflatten(-1, (-1, width)).transpose(1, 2)
-        for each, x in zip(linear, (queries, keys, keys), strict=True)
-    )
-    return q_norm(q), k_norm(k), v

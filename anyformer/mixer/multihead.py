@@ -13,8 +13,10 @@ from anyformer.attention.base import Attention
 from anyformer.context import Context, Encoding
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._prepared import prepared
 from anyformer.mixer.base import Mixer
-from anyformer.position.base import Position, bind
+from anyformer.position.base import Position
+from anyformer.position.bind import bind, shifted
 from anyformer.side import Side
 from anyformer.site import Site
 
@@ -62,36 +64,45 @@ class MultiHead(Mixer):
         self.attention = attention
         self.position = position
         self.name = attention.name
-        self.forms, self.absolute, self.later, self.refusal = (
+        self.forms, self.outside, self.absolute, self.later, self.refusal = (
             attention.forms,
+            attention.outside,
             attention.absolute,
             attention.later,
             attention.refusal,
         )
         self.causal, self.causal_refusal, self.cross = attention.causal, attention.causal_refusal, attention.cross
-        self.documents, self.takes_flags, self.ordered = attention.documents, attention.takes_flags, attention.ordered
+        self.documents, self.takes_flags = attention.documents, attention.takes_flags
+        self.ordered = attention.ordered or Form.ROW in self.verdict.forms  # what stands between is read off slots
         self.decodes = attention.decodes
         self.dropout = dropout
         self.q = nn.Linear(site.dim, site.heads * site.head_dim, bias=bias)
-        self.k = nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
+        self.k = None if attention.shares else nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
         self.v = nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
         self.o = nn.Linear(site.heads * site.head_dim, site.dim, bias=bias)
         self.q_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm and self.k is not None else nn.Identity()
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the class."""
-        q = self.q_norm(_split(self.q(x), self.site.heads))
-        k = self.k_norm(_split(self.k(context.x), self.site.kv_heads))
-        v = _split(self.v(context.x), self.site.kv_heads)
-        newest = self._encoding(context.queries, context.queries if context.cache is not None else context.keys)
+        q, v = self.q(x), self.v(context.x)
+        k = v if self.k is None else self.k(context.x)  # with shared keys a stand-in of the right width
+        new_keys = context.queries if context.cache is not None else context.keys
+        if Form.SHIFT in self.verdict.forms:
+            q, k, v = shifted(self.position, (q, k, v), context.queries, new_keys, context.layer, context.cache)
+        q = self.q_norm(_split(q, self.site.heads))
+        k = q if self.k is None else self.k_norm(_split(k, self.site.kv_heads))
+        v = _split(v, self.site.kv_heads)
+        newest = self._encoding(context.queries, new_keys)
         if newest.rotate is not None and self.attention.rotates == "before":
             q, k = newest.rotate(q, k)
-        encoding = newest
-        if context.cache is not None and self.attention.decodes == "cache":
+        slots = context.cache is not None and self.attention.decodes == "cache"
+        facts = prepared(self.position, x if context.x is None else context.x, new_keys, context.cache, slots=slots)
+        encoding = newest if facts is None else self._encoding(context.queries, new_keys, facts)
+        if context.cache is not None and slots:
             k = context.cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = context.cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
-            encoding = self._encoding(context.queries, context.keys)
+            encoding = self._encoding(context.queries, context.keys, facts)
         context = replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
         out = self.attention(q, k, v, context)
         if not self.attention.weights:
@@ -100,8 +111,8 @@ class MultiHead(Mixer):
             context.cache.forget(self.attention.horizon if self.attention.decodes == "cache" else 0)
         return self.o(out.transpose(1, 2).flatten(2))
 
-    def _encoding(self, queries: Side, keys: Side) -> Encoding:
-        return bind(self.position, self.verdict.forms, queries, keys)
+    def _encoding(self, queries: Side, keys: Side, facts: Tensor | None = None) -> Encoding:
+        return bind(self.position, self.verdict.forms, queries, keys, facts)
 
 
 def _split(x: Float[Tensor, "b t w"], heads: int) -> Float[Tensor, "b h t d"]:

@@ -46,7 +46,9 @@ class Block(nn.Module):
         attention_mask: Bool[Tensor, "b t"] | Int[Tensor, "b t"] | None = None,
         document_ids: Int[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b n *a"] | None = None,
+        no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | None = None,
+        drawn: Int[Tensor, "p"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b n c"]:
         """The stream after this block; the arguments are those of `Mixer.forward`, global_mask for mixers that read it."""
@@ -56,7 +58,9 @@ class Block(nn.Module):
             attention_mask=attention_mask,
             document_ids=document_ids,
             positions=positions,
+            no_position=no_position,
             global_mask=global_mask if self.mixer.takes_flags else None,
+            drawn=drawn,
             cache=cache,
         )
         x = x + F.dropout(mixed, self.dropout, self.training)

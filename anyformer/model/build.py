@@ -181,10 +181,10 @@ def verdict(attention: AnySpec, position: AnySpec, site: Site) -> Verdict:
     """
     method, spec = slot(attention)
     with torch.device("meta"):
-        placed = build_position(position, site)
         # a mixer that holds its encoding checks it when built; built without one, a refusal keeps its kind
         supplied = {"position": build_position("none", site)} if "position" in method.supplied else {}
         try:
+            placed = build_position(position, site)
             mixing: Attention | Mixer = method.target(site, **supplied, **bind(method, spec))
         except IncompatibleError as error:
             return Verdict("refused", str(error))

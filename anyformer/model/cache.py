@@ -15,7 +15,8 @@ class Cache:
     `Transformer.new_cache` makes an empty one; every forward extends it in place, or leaves it as it was where it raises.
 
     Args:
-        tokens: the places, positions, padding and documents of the tokens so far, for the embedding; it holds no slots.
+        tokens: the places, positions, padding and documents of the tokens so far, for the embedding, and what encodings
+            that read neighbours keep of them; it holds no slots.
         layers: the caches of the blocks.
     """
 
@@ -39,7 +40,12 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys, values and states that are remembered."""
-        tensors = [each for layer in self.layers for part in (layer.slots, layer.state) for each in part.values()]
+        tensors = [
+            each
+            for layer in (self.tokens, *self.layers)
+            for part in (layer.slots, layer.state)
+            for each in part.values()
+        ]
         return sum(each.numel() * each.element_size() for each in tensors)
 
     def copy(self) -> "Cache":

@@ -98,7 +98,7 @@ def terms(call: Call, rows: Sequence[int], heads: Sequence[int] | None) -> dict[
         IncompatibleError: the method scores no pair of query and key.
     """
     mixer = call.mixer
-    if not isinstance(mixer, MultiHead) or not _PAIRS & set(mixer.attention.forms):
+    if not isinstance(mixer, MultiHead) or not mixer.attention.compares or not _PAIRS & set(mixer.attention.forms):
         raise IncompatibleError(
             f"{mixer.name} scores no pairs of query and key; explain() shows what it takes from each token"
         )

@@ -4,7 +4,6 @@ Every shared weight is drawn from a generator of its own, keyed by the seed and 
 method is drawn by its constructor under a seed keyed by the seed, the layer and the part. No global generator moves.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +11,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from anyformer.ops.draws import key
+
 _SHARED = re.compile(r"embedding\.tokens|blocks\.\d+\.(mixer\.[qkvo]|feed_forward\.(gate|up|down))|head\.(hidden|out)")
 _ENDS_BRANCH = ("o", "down")
-
-
-def key(seed: int, *role: object) -> int:
-    """A seed of 63 bits for one role."""
-    text = "/".join(str(each) for each in (seed, *role))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @contextmanager

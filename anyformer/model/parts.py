@@ -1,10 +1,18 @@
 """The parts of a model that depend on its layers: a position encoding and a block for each."""
 
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from anyformer.attention.base import Attention
+from anyformer.mixer.base import Mixer
 from anyformer.model.block import Block
 from anyformer.model.build import added_at_embedding, build_mixer, build_position
 from anyformer.model.config import ModelConfig
 from anyformer.model.initial import seeded
 from anyformer.position.base import Position
+from anyformer.position.bind import how_many
+from anyformer.side import Side
 
 
 def build_positions(config: ModelConfig) -> list[Position]:
@@ -30,3 +38,27 @@ def build_block(config: ModelConfig, layer: int, position: Position) -> Block:
             attention, position, config.site(layer), bias=False, qk_norm=config.qk_norm, dropout=config.dropout
         )
     return Block(config.dim, mixer, norm=config.norm, feed_forward=config.feed_forward, dropout=config.dropout)
+
+
+def share_parts(config: ModelConfig, mixers: Iterable[Mixer]) -> None:
+    """Give the layers whose attention has the same spec one object for what it says they have in common."""
+    held: dict[str, nn.Module] = {}
+    for (spec, _), mixer in zip(config.layers, mixers, strict=True):
+        for part in mixer.modules():
+            if isinstance(part, Attention) and part.common is not None:
+                setattr(part, part.common, held.setdefault(spec, part.get_submodule(part.common)))
+
+
+def draw_positions(mixers: Iterable[Mixer], queries: Side) -> list[Tensor | None]:
+    """For each mixer, what stands for its positions where its encoding draws them in training: one draw for all of them, and
+    drawn before they run, since a block may be computed twice."""
+    drawing = [next((part for part in mixer.modules() if _draws(part)), None) for mixer in mixers]
+    tables: dict[int, Tensor] = {}
+    for each in drawing:
+        if isinstance(each, Position) and each.draws not in tables:
+            tables[each.draws] = each.draw(how_many(each, queries.positions))
+    return [tables[each.draws] if isinstance(each, Position) else None for each in drawing]
+
+
+def _draws(part: nn.Module) -> bool:
+    return isinstance(part, Position) and part.draws > 0 and part.training

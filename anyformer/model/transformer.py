@@ -25,10 +25,8 @@ from anyformer.model.explain import calls_of, evaluating, terms, weights
 from anyformer.model.generate import Chooser, extend
 from anyformer.model.head import Head
 from anyformer.model.initial import draw_shared, query_gain, seeded
-from anyformer.model.parts import build_block, build_positions
+from anyformer.model.parts import build_block, build_positions, draw_positions, share_parts
 from anyformer.position.base import Position
-from anyformer.position.bind import how_many
-from anyformer.side import Side
 
 
 class Transformer(nn.Module):
@@ -57,6 +55,7 @@ class Transformer(nn.Module):
             embedded = {id(each): each for each in positions if (Form.EMBED,) in each.forms}
             self.embedding = Embedding(config.vocab, config.dim, embedded.values(), config.dropout)
             self.blocks = nn.ModuleList(build_block(config, layer, each) for layer, each in enumerate(positions))
+            share_parts(config, self._mixers())
             self.norm = build_norm(config.norm, config.dim)
             self.head = Head(config.head, config.dim, config.width, config.norm)
         draw_shared(
@@ -143,7 +142,7 @@ class Transformer(nn.Module):
         tokens = tokens.to(torch.int64)
         queries, _ = sides(n, tokens.device, parts, remembered, parts["keep"])
         x = self.embedding(tokens, queries, remembered)
-        drawn = self._drawn(queries)
+        drawn = draw_positions(self._mixers(), queries)
         again = self.config.checkpointing and torch.is_grad_enabled() and past is None
         for layer, block in enumerate(self.blocks):
             step = partial(
@@ -319,16 +318,6 @@ class Transformer(nn.Module):
     def _mixers(self) -> Collection[Mixer]:
         return [cast(Block, block).mixer for block in self.blocks]
 
-    def _drawn(self, queries: Side) -> list[Tensor | None]:
-        """For each block, what stands for its positions where they are drawn in training: one draw for all blocks, drawn here
-        because a block may be computed twice."""
-        drawing = [_drawing(mixer) if self.training else None for mixer in self._mixers()]
-        tables: dict[int, Tensor] = {}
-        for each in drawing:
-            if each is not None and each.draws not in tables:
-                tables[each.draws] = each.draw(how_many(each, queries.positions))
-        return [None if each is None else tables[each.draws] for each in drawing]
-
     def _admit_positions(self, tokens: Tensor, attention_mask: Tensor | None, new: int) -> None:
         """Refuse a generation that would end beyond what an encoding has, before it starts."""
         longest = tokens.shape[1] if attention_mask is None else int(attention_mask.bool().sum(dim=1).max())
@@ -336,11 +325,6 @@ class Transformer(nn.Module):
         for part in self.modules():
             if isinstance(part, Position):
                 part.admit(last)
-
-
-def _drawing(mixer: Mixer) -> Position | None:
-    """The encoding of a mixer that draws its positions, if it has one."""
-    return next((part for part in mixer.modules() if isinstance(part, Position) and part.draws), None)
 
 
 def _is_config(text: str) -> bool:

@@ -185,7 +185,7 @@ def _operands(
             None if k_den is None else repeat_heads(k_den, heads),
         )
     if documents is not None and m > 0:
-        cut = _starts(documents, keep)[:, None, documents.shape[1] - m :]
+        cut = starts(documents, keep)[:, None, documents.shape[1] - m :]
         fade = torch.where(cut, -math.inf, q.new_zeros((), dtype=torch.float32) if fade is None else fade)
     return Operands(q, k, v, q_den, k_den, fade, hidden)
 
@@ -214,7 +214,7 @@ def _per_token(log_decay: Tensor, hidden: Tensor | None, batch: int, heads: int,
     return fade if hidden is None else torch.where(hidden[:, None], fade, 0.0)
 
 
-def _starts(documents: Tensor, keep: Tensor | None) -> Tensor:
+def starts(documents: Tensor, keep: Tensor | None) -> Tensor:
     """Bool[b t]: which tokens belong to another document than the last readable token before them."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     if keep is not None:

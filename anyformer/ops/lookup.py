@@ -19,8 +19,12 @@ def row_products(
 
 
 def row_sums(
-    weights: Float[Tensor, "b h n m"], table: Float[Tensor, "r v"], rows: Int[Tensor, "#b 1 n m"]
+    weights: Float[Tensor, "b h n m"], table: Float[Tensor, "*h r v"], rows: Int[Tensor, "#b 1 n m"]
 ) -> Float[Tensor, "b h n v"]:
-    """`sum_j weights_ij table[rows_ij]`: the weights are summed by row first."""
-    by_row = weights.new_zeros(*weights.shape[:3], len(table))
+    """`sum_j weights_ij table[rows_ij]`: the weights are summed by row first.
+
+    Args:
+        table: one for all heads, or one a head.
+    """
+    by_row = weights.new_zeros(*weights.shape[:3], table.shape[-2])
     return by_row.scatter_add(-1, rows.long().expand_as(weights), weights) @ table.to(weights.dtype)

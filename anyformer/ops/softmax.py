@@ -19,6 +19,7 @@ def dense(
     softcap: float | None = None,
     dropout: float = 0.0,
     values: Callable[[Tensor], Tensor] | None = None,
+    rows: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
     """Softmax attention written out; the specification of every faster path.
 
@@ -33,6 +34,7 @@ def dense(
         bias: added to the scaled logits, in every dtype.
         dropout: probability of dropping a weight.
         values: maps the weights `[b h n m]` to a term on the output.
+        rows: maps the logits `[b h n m]`, bias and -inf where nothing may meet included, to those that count.
 
     Returns:
         The output, and the log of each row's normaliser.
@@ -48,6 +50,8 @@ def dense(
         logits = logits.masked_fill(~allowed, -torch.inf)
     if logits.shape[-1] == 0:
         return q.new_zeros(*q.shape[:-1], v.shape[-1]), logits.new_full(q.shape[:-1], -torch.inf)
+    if rows is not None:
+        logits = rows(logits) if allowed is None else rows(logits).masked_fill(~allowed, -torch.inf)
     empty = (logits == -torch.inf).all(dim=-1, keepdim=True)
     logits = logits.masked_fill(empty, 0.0)  # before the softmax: its backward would be NaN otherwise
     lse = torch.logsumexp(logits, dim=-1).masked_fill(empty[..., 0], -torch.inf)

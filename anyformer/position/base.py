@@ -1,15 +1,14 @@
-"""The base of every position encoding, and how one is bound to a forward pass."""
+"""The base of every position encoding."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from math import isqrt
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Encoding, Offsets
-from anyformer.errors import IncompatibleError, SpecError
+from anyformer.context import Offsets
+from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.side import Side
 from anyformer.site import Site
@@ -21,13 +20,16 @@ class Position(nn.Module):
     A subclass is one file `position/<name>.py` with one class. It sets `name`, `summary`, `paper`, `family`, takes
     `(self, site, *, knobs...)`, calls `super().__init__(site)`, sets `forms` and writes one method for each form it offers:
 
-        EMBED      embed(x, positions, tokens) -> x          ROTATE    rotate(q, k, q_pos, k_pos) -> (q, k)
+        EMBED      embed(x, positions, tokens) -> x, or read(x, queries, state) -> x where other tokens are read too
+        SHIFT      shift(q_pos, k_pos, layer, tables) -> (q_shift, k_shift, v_shift)
+        ROTATE     rotate(q, k, q_pos, k_pos) -> (q, k)
         TURN       turn(v, k_pos), turn_back(out, q_pos)     BIAS      bias(head, q_pos, k_pos)
         TOEPLITZ   offsets(low, high) -> [h r]               SCORE     score(q, k, q_pos, k_pos)
         TABLE      tables(low, high) -> Offsets              AUGMENT   augment(q, k, q_pos, k_pos) -> (q, k)
-        VALUE      value(weights, q_pos, k_pos)
+        VALUE      value(weights, q_pos, k_pos)              ROW       row(q, k, logits, facts)
+        GATES      prepare(x, tokens, state)
 
-    Positions are integers `[b|1 n]` (`[b|1 n 2]` where `axes` is 2), passed in; no encoding counts for itself.
+    Positions are integers `[b|1 n]` (`[b|1 n 2]`, row and column, where `axes` is 2), passed in; no encoding counts for itself.
     BIAS and SCORE are the reference of every faster form of the same term.
     """
 
@@ -37,9 +39,20 @@ class Position(nn.Module):
     paper: ClassVar[str]
     family: ClassVar[tuple[str, ...]]
     """Trunk to twig: ("absolute" | "relative" | "other", branch)."""
-    scope: ClassVar[Literal["model", "layer"]] = "layer"
+    scope: Literal["model", "layer"] = "layer"
     """Whether one object serves every layer, or each layer has its own."""
-    axes: ClassVar[int] = 1
+    axes: int = 1
+    """Numbers in a position: 1, or 2 for a row and a column on a grid."""
+    reads_neighbours: ClassVar[bool] = False
+    """Whether EMBED reads other tokens than the one it changes: `read` is then written in place of `embed`."""
+    reads_tokens: ClassVar[bool] = False
+    """Whether terms within attention read more of a token than its position: what `prepare` makes of it, kept beside its key."""
+    additive: ClassVar[bool] = False
+    """Whether EMBED adds `code(positions)`, so that others may use these vectors in another way."""
+    draws: int = 0
+    """Out of how many positions it draws those that it then reads; 0: it reads those that are given."""
+    digits: int = 1
+    """How many rows of its table make one position: of r rows, `limit` is r ** digits."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -48,8 +61,8 @@ class Position(nn.Module):
         self.relative = True
         """Whether outputs are unchanged when all positions shift by the same amount."""
         self.causal_only = False
-        self.limit: int | None = None
-        """Positions 0..limit-1 exist; None: any."""
+        self.limit: int | tuple[int, int] | None = None
+        """Positions 0..limit-1 exist, on a grid these rows and these columns; None: any."""
 
     def scale(self, head_dim: int) -> float:
         """Factor on the product of query and key, from the width the site gives a head."""
@@ -59,6 +72,48 @@ class Position(nn.Module):
         self, x: Float[Tensor, "b n c"], positions: Int[Tensor, "#b n"], tokens: Int[Tensor, "b n"] | None
     ) -> Float[Tensor, "b n c"]:
         """The token vectors with the position in them."""
+        raise NotImplementedError
+
+    def code(self, positions: Int[Tensor, "#b n *a"]) -> Float[Tensor, "#b n c"]:
+        """The vectors that EMBED adds, in the wider of float32 and the weights' dtype."""
+        raise NotImplementedError
+
+    def read(self, x: Float[Tensor, "b n c"], queries: Side, state: dict[str, Tensor] | None) -> Float[Tensor, "b n c"]:
+        """The token vectors with what their neighbours tell about the position in them.
+
+        Args:
+            x: real tokens first in each row, padding as zeros behind them; what is returned for padding counts for nothing.
+            queries: the facts of these tokens; never of more than one document.
+            state: named tensors `[b ...]` of a fixed size that a causal encoding keeps of the tokens before x, to be
+                replaced in place; empty at the start, None where nothing is remembered.
+        """
+        raise NotImplementedError
+
+    def shift(
+        self, q_pos: Int[Tensor, "#b n"], k_pos: Int[Tensor, "#b m"], layer: int, tables: dict[str, Tensor] | None
+    ) -> tuple[Float[Tensor, "#b n w"], Float[Tensor, "#b m u"], Float[Tensor, "#b m u"]]:
+        """What is added to the projected queries, keys and values of a layer, heads side by side.
+
+        Args:
+            tables: tensors without a batch axis that were worked out for this layer before, to be replaced in place; None
+                where nothing is remembered.
+        """
+        raise NotImplementedError
+
+    def prepare(
+        self, x: Float[Tensor, "b m c"], tokens: Side, state: dict[str, Tensor] | None
+    ) -> Float[Tensor, "b m w"]:
+        """What terms read of each token that keys are made of, in at least float32: GATES the log of its factor `[b m h]`, at
+        most 0. Arguments are those of `read`."""
+        raise NotImplementedError
+
+    def draw(self, count: int) -> Int[Tensor, "p"]:
+        """Where `draws`: the position that stands for each of 0..count-1 or more, ascending; drawn anew in training, else always
+        the same."""
+        raise NotImplementedError
+
+    def drawn_for(self) -> "Position":
+        """Where `draws`: the encoding that reads the drawn positions."""
         raise NotImplementedError
 
     def rotate(
@@ -113,6 +168,20 @@ class Position(nn.Module):
         """Term of query, key and both positions on the scaled logits, its own scale included."""
         raise NotImplementedError
 
+    def row(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        logits: Float[Tensor, "b h n m"],
+        facts: Float[Tensor, "b m w"] | None,
+    ) -> Float[Tensor, "b h n m"]:
+        """The scaled logits with the term in them, -inf where a pair may not meet; the last query stands at the last key.
+
+        Args:
+            facts: what `prepare` made of the keys' tokens, 0 for padding.
+        """
+        raise NotImplementedError
+
     def value(
         self, weights: Float[Tensor, "b h n m"], q_pos: Int[Tensor, "#b n"], k_pos: Int[Tensor, "#b m"]
     ) -> Float[Tensor, "b h n v"]:
@@ -123,102 +192,41 @@ class Position(nn.Module):
         """Refuse positions that do not exist, before anything is looked up.
 
         Raises:
-            SpecError: a position is negative or at or beyond the limit.
+            SpecError: positions have another number of axes; one is negative or at or beyond the limit.
         """
+        self._admit_axes(positions)
         if self.limit is None or positions.numel() == 0 or torch.compiler.is_compiling() or positions.is_meta:
             return
-        least, most = int(positions.min()), int(positions.max())
+        least = int(positions.min())
         if least < 0:
             raise SpecError(f"{self.name}: expected positions from 0, got {least}")
-        if most >= self.limit:
+        if not isinstance(self.limit, int):
+            rows, columns = (int(each) for each in positions.flatten(0, -2).max(dim=0).values)
+            if rows >= self.limit[0] or columns >= self.limit[1]:
+                raise SpecError(
+                    f"{self.name}: row {rows} and column {columns} were read, the grid has {self.limit[0]} x {self.limit[1]}; "
+                    "build it for a larger grid, or use an encoding without a limit such as sinusoidal_2d or rope_2d"
+                )
+            return
+        if (most := int(positions.max())) >= self.limit:
+            two = self.digits == 2
+            needed, held = (isqrt(most) + 1, isqrt(self.limit)) if two else (most + 1, self.limit)
             raise SpecError(
-                f"{self.name}: position {most} needs a table of at least {most + 1} rows, this one has {self.limit}; "
-                f"build with max_length={most + 1}, or use an encoding without a limit such as rope, alibi or sinusoidal"
+                f"{self.name}: position {most} needs a table of at least {needed} rows, this one has {held}; "
+                f"build with {'rows' if two else 'max_length'}={needed}, or use an encoding without a limit such as rope, "
+                "alibi or sinusoidal"
             )
 
-
-def bind(position: Position, forms: Collection[Form], queries: Side, keys: Side) -> Encoding:
-    """Bind an encoding to the two sides of one forward.
-
-    Args:
-        forms: the forms that were chosen for this pair of attention and encoding.
-    """
-    position.admit(queries.positions)
-    position.admit(keys.positions)
-    bound = _Bound(position, frozenset(forms), queries, keys)
-
-    def when(needed: set[Form], function: Callable) -> Callable | None:
-        return function if bound.forms & needed else None
-
-    everywhere = queries.without is None and keys.without is None
-    return Encoding(
-        forms=bound.forms,
-        scale=position.scale(position.site.head_dim),
-        rotate=when({Form.ROTATE, Form.AUGMENT}, bound.rotate),
-        turn=when({Form.TURN}, bound.turn),
-        turn_back=when({Form.TURN}, bound.turn_back),
-        logits=when(_ON_LOGITS, bound.logits),
-        values=when({Form.VALUE}, bound.values),
-        offsets=when({Form.TOEPLITZ, Form.TABLE}, bound.offsets),
-        rebind=lambda queries, keys: bind(position, forms, queries, keys),
-        arithmetic=queries.arithmetic and keys.arithmetic and everywhere,
-        learned=bool(bound.forms & {Form.SCORE, Form.TABLE}) or any(True for _ in position.parameters()),
-    )
-
-
-_ON_LOGITS = {Form.BIAS, Form.TOEPLITZ, Form.SCORE, Form.TABLE}
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A position encoding with the sides it is bound to; tokens without a position are neither moved nor biased."""
-
-    position: Position
-    forms: frozenset[Form]
-    queries: Side
-    keys: Side
-
-    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        augmented = Form.AUGMENT in self.forms
-        if augmented and (self.queries.without is not None or self.keys.without is not None):
-            raise IncompatibleError(
-                f"{self.position.name} widens queries and keys here, so every token needs a position"
+    def _admit_axes(self, positions: Tensor) -> None:
+        axes = 1 if positions.dim() == 2 else positions.shape[-1]
+        if not self.forms or axes == self.axes:
+            return
+        if self.axes == 2:
+            raise SpecError(
+                f"{self.name} reads a row and a column for each token, and these positions have {axes} number each; "
+                "give positions[b n 2], for example positions=af.grid(rows, columns)"
             )
-        place = self.position.augment if augmented else self.position.rotate
-        placed_q, placed_k = place(q, k, self.queries.positions, self.keys.positions)
-        return _unless(self.queries.without, q, placed_q.to(q.dtype)), _unless(
-            self.keys.without, k, placed_k.to(k.dtype)
+        raise SpecError(
+            f"{self.name} reads one number for each token, and these positions have {axes}; leave positions out, "
+            "or use an encoding on a grid such as sinusoidal_2d, rope_2d or swin_bias"
         )
-
-    def turn(self, v: Tensor) -> Tensor:
-        return _unless(self.keys.without, v, self.position.turn(v, self.keys.positions))
-
-    def turn_back(self, out: Tensor) -> Tensor:
-        return _unless(self.queries.without, out, self.position.turn_back(out, self.queries.positions))
-
-    def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        q_pos, k_pos = self.queries.positions, self.keys.positions
-        terms: list[Tensor] = []
-        if self.forms & {Form.BIAS, Form.TOEPLITZ}:
-            head = torch.arange(self.position.site.heads, device=q.device)[:, None, None]
-            terms.append(self.position.bias(head, q_pos[:, None, :, None], k_pos[:, None, None, :]))
-        if self.forms & {Form.SCORE, Form.TABLE}:
-            terms.append(self.position.score(q, k, q_pos, k_pos))
-        return self._without(sum(terms[1:], terms[0]))
-
-    def values(self, weights: Tensor) -> Tensor:
-        return self.position.value(self._without(weights), self.queries.positions, self.keys.positions)
-
-    def offsets(self, low: int, high: int) -> Offsets:
-        if Form.TOEPLITZ in self.forms:
-            return Offsets(bias=self.position.offsets(low, high))
-        return self.position.tables(low, high)
-
-    def _without(self, pairs: Tensor) -> Tensor:
-        if self.queries.without is not None:
-            pairs = pairs.masked_fill(self.queries.without[:, None, :, None], 0.0)
-        return pairs if self.keys.without is None else pairs.masked_fill(self.keys.without[:, None, None, :], 0.0)
-
-
-def _unless(without: Tensor | None, plain: Tensor, placed: Tensor) -> Tensor:
-    return placed if without is None else torch.where(without[:, None, :, None], plain, placed)

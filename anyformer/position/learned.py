@@ -5,6 +5,7 @@ Equation: x_i <- x_i + P[i + offset].
 Cost: n c; (max_length + offset) c weights.
 """
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ class Learned(Position):
     paper = "Gehring et al. 2017, 1705.03122"
     family = ("absolute", "learned")
     scope = "model"
+    additive = True
 
     def __init__(self, site: Site, *, offset: Count = 0, std: PositiveFloat | None = None) -> None:
         super().__init__(site)
@@ -47,3 +49,9 @@ class Learned(Position):
         """`x + P[positions + offset]`."""
         self.admit(positions)
         return (x + self.table(positions + self.offset)).to(x.dtype)
+
+    def code(self, positions: Int[Tensor, "#b n"]) -> Float[Tensor, "#b n c"]:
+        """`P[positions + offset]`."""
+        self.admit(positions)
+        rows = self.table(positions + self.offset)
+        return rows.to(torch.promote_types(torch.float32, rows.dtype))

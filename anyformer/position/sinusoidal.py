@@ -40,6 +40,7 @@ class Sinusoidal(Position):
     paper = "Vaswani et al. 2017, 1706.03762"
     family = ("absolute", "trigonometric")
     scope = "model"
+    additive = True
 
     def __init__(
         self, site: Site, *, layout: Layout = "paper", base: PositiveFloat = 10000.0, scale_tokens: bool = True
@@ -57,17 +58,21 @@ class Sinusoidal(Position):
         """`sqrt(c) x + p(positions)`, added in the wider of float32 and x's dtype."""
         wide = torch.promote_types(torch.float32, x.dtype)
         scaled = x.to(wide) * x.shape[-1] ** 0.5 if self.scale_tokens else x.to(wide)
-        return (scaled + code(positions, x.shape[-1], self.layout, self.base).to(wide)).to(x.dtype)
+        return (scaled + self.code(positions).to(wide)).to(x.dtype)
+
+    def code(self, positions: Int[Tensor, "#b n"]) -> Float64[Tensor, "#b n c"]:
+        """The waves at these positions."""
+        return waves(positions, self.site.dim, self.layout, self.base)
 
 
-def code(positions: Int[Tensor, "*p"], width: int, layout: Layout, base: float) -> Float64[Tensor, "*p c"]:
+def waves(positions: Int[Tensor, "*p"], width: int, layout: Layout, base: float) -> Float64[Tensor, "*p c"]:
     """The vectors p(position) of `width` channels; see `Sinusoidal` for the layouts."""
     if layout == "t2t":
         half = width // 2
         exponents = torch.arange(half, dtype=torch.float64, device=positions.device) / -max(half - 1, 1)
         angles = positions[..., None] * base**exponents
-        waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
-        return torch.nn.functional.pad(waves, (0, width - 2 * half))
+        code = torch.cat([angles.sin(), angles.cos()], dim=-1)
+        return torch.nn.functional.pad(code, (0, width - 2 * half))
     angles = phases(positions, width, base)
     if layout == "concat":
         return torch.cat([angles.sin(), angles[..., : width // 2].cos()], dim=-1)

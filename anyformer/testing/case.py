@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,8 @@ VOCAB = 31
 WIDTH, HEADS, MAX_LENGTH = 32, 4, 64
 SPREAD = 0.25
 """Standard deviation of every weight: the small default hides faults behind nearly uniform attention."""
+COLUMNS = 5
+"""Width of the grid that an encoding in two dimensions gets."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,22 @@ class Case:
         """A layer for reading declarations; do not run it."""
         return self.layer()
 
+    @cached_property
+    def axes(self) -> int:
+        """Numbers in a position of the encoding."""
+        with torch.device("meta"):
+            return build_position(self.position, self.site).axes
+
+    def at(self, places: Int[Tensor, "#b n"]) -> Int[Tensor, "#b n *a"]:
+        """The positions of tokens at these places: the places, or their row and column on a grid of a few columns."""
+        return on_grid(places) if self.axes == 2 else places
+
+    def fed(self, module: "Part") -> "Part":
+        """The module, given a grid by default where the encoding needs one."""
+        if self.axes == 2:
+            module.register_forward_pre_hook(_feed_grid, with_kwargs=True)
+        return module
+
     def with_(self, **changes: object) -> "Case":
         return replace(self, **changes)
 
@@ -68,7 +86,7 @@ class Case:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layer = build_mixer(self.attention, self.position, self.site, dropout=dropout)
-        return spread(layer, seed=2).to(dtype).eval()
+        return self.fed(spread(layer, seed=2).to(dtype).eval())
 
     def model(
         self,
@@ -91,7 +109,7 @@ class Case:
             max_length=MAX_LENGTH,
             dropout=dropout,
         )
-        return spread(Transformer(config), seed=3).to(dtype).eval()
+        return self.fed(spread(Transformer(config), seed=3).to(dtype).eval())
 
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -106,6 +124,30 @@ def spread(module: Part, *, seed: int) -> Part:
             norm = "norm" in name and name.endswith("weight")
             parameter.copy_(1 + noise if norm else noise)
     return module
+
+
+def on_grid(places: Int[Tensor, "#b n"]) -> Int[Tensor, "#b n 2"]:
+    """Row and column of tokens read row by row."""
+    return torch.stack([places // COLUMNS, places % COLUMNS], dim=-1)
+
+
+def _feed_grid(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """A call of a layer or model with the grid positions of its tokens, and of its source, where it gives none."""
+    if kwargs.get("positions") is not None:
+        return args, kwargs
+    (b, n), device = args[0].shape[:2], args[0].device
+    cache, source = kwargs.get("cache"), kwargs.get("source")
+    seen = 0 if cache is None else cache.length if isinstance(module, Transformer) else cache.seen
+    fed = {"positions": _places(b, seen + n, kwargs.get("attention_mask"), device)[:, seen:]}
+    if source is not None:
+        fed["positions"] = fed["positions"] + source.shape[1] - n  # the last query sees the last key
+        fed["source_positions"] = _places(b, source.shape[1], kwargs.get("source_mask"), device)
+    return args, kwargs | {name: on_grid(places) for name, places in fed.items()}
+
+
+def _places(b: int, length: int, keep: Tensor | None, device: torch.device) -> Int[Tensor, "b n"]:
+    keep = torch.ones(b, length, dtype=torch.int64, device=device) if keep is None else keep.to(torch.int64)
+    return keep.cumsum(dim=1) - keep
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Float[Tensor, "..."]:

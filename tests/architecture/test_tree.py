@@ -102,3 +102,12 @@ def test_no_file_and_no_function_has_lost_its_noun() -> None:
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
                 assert length <= 50, f"{path}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_a_readme_names_every_method(page: str) -> None:
+    text = (ROOT / page).read_text()
+    missing = [
+        f"{kind} {name}" for kind in KINDS for name in names(kind) if name != "multihead" and f"`{name}`" not in text
+    ]
+    assert not missing

@@ -11,6 +11,21 @@ SMALL = {
     "bigbird": "bigbird(block=4)",
     "sparse_transformer": "sparse_transformer(length=4, summary=1)",
     "linformer": "linformer(rank=8)",
+    "nystrom": "nystrom(landmarks=8, kernel=5)",
+    "compressed": "compressed(stride=3)",
+    "mla": "mla(latent=12, content=6)",
+    "mlp_mixer": "mlp_mixer(hidden=9)",
+    "synthesizer": "synthesizer(dense=factorised, random=factorised, rank=3, dot=True)",
+    "amlp": "amlp(width=7, tiny=5)",
+    "gmlp": "gmlp(width=7)",
+    "aft": "aft(rank=5)",
+    "inducing": "inducing(points=6)",
+    "topk": "topk(3)",
+    "learned_blocks": "learned_blocks(group=3, keep=2)",
+    "routing": "routing(clusters=4)",
+    "reformer": "reformer(bucket=3, rounds=2)",
+    "sinkhorn": "sinkhorn(block=4, noise=0.0)",  # with noise, training is not right on average
+    "threshold": "threshold(0.5)",
 }
 PATTERNS = (
     "local(3)",

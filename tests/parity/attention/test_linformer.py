@@ -29,8 +29,8 @@ def theirs(mixer: Mixer, sharing: str) -> LinformerSelfAttention:
         mixer.get_parameter(f"{letter}.bias").data.zero_()  # the peer has none
         peer.get_parameter(f"to_{letter}.weight").data.copy_(state[f"{letter}.weight"])
     peer.to_out.load_state_dict({name: state[f"o.{name}"] for name in ("weight", "bias")})
-    key_mix = state["attention.key_mix"]
-    value_mix = key_mix if sharing == "kv" else state["attention.value_mix"]
+    key_mix = state["attention.mixes.0"]
+    value_mix = key_mix if sharing in ("kv", "layers") else state["attention.mixes.1"]
     if sharing == "none":  # the same for each head
         key_mix[:], value_mix[:] = key_mix[:1].clone(), value_mix[:1].clone()
         key_mix, value_mix = key_mix[0], value_mix[0]
@@ -40,7 +40,7 @@ def theirs(mixer: Mixer, sharing: str) -> LinformerSelfAttention:
 
 
 @pytest.mark.parametrize("n", [1, 7, LENGTH])
-@pytest.mark.parametrize("sharing", ["none", "heads", "kv"])
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv", "layers"])
 def test_equals_the_package(sharing: str, n: int) -> None:
     mixer = ours(sharing)
     peer = theirs(mixer, sharing)
@@ -54,18 +54,18 @@ def test_equals_the_package(sharing: str, n: int) -> None:
     close(mine.grad, other.grad)
     close(mixer.get_parameter("k.weight").grad, peer.to_k.weight.grad)
     close(mixer.get_parameter("v.weight").grad, peer.to_v.weight.grad)
-    key = mixer.get_parameter("attention.key_mix").grad
+    key = mixer.get_parameter("attention.mixes.0").grad
     assert key is not None
-    if sharing == "kv":
+    if sharing in ("kv", "layers"):
         close(key, peer.proj_k.grad + peer.proj_v.grad)
     else:
-        value = mixer.get_parameter("attention.value_mix").grad
+        value = mixer.get_parameter("attention.mixes.1").grad
         assert value is not None
         close(key.sum(dim=0) if sharing == "none" else key, peer.proj_k.grad)
         close(value.sum(dim=0) if sharing == "none" else value, peer.proj_v.grad)
 
 
-@pytest.mark.parametrize("sharing", ["none", "heads", "kv"])
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv", "layers"])
 def test_with_the_identity_for_both_it_is_full_attention(sharing: str) -> None:
     site = Site(DIM, HEADS, max_length=LENGTH)
     linformer = Linformer(site, rank=LENGTH, sharing=sharing).double()  # type: ignore[arg-type]

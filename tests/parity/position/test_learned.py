@@ -1,10 +1,13 @@
-"""Learned positions against the embeddings of BERT, GPT-2 and RoBERTa."""
+"""Learned positions against the embeddings of BERT, GPT-2, RoBERTa, OPT and BART."""
 
+import pytest
 import torch
 from torch import nn
 from transformers import BertConfig, GPT2Config, RobertaConfig
+from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 from transformers.models.bert.modeling_bert import BertEmbeddings
 from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
 import anyformer as af
@@ -64,3 +67,13 @@ def test_roberta_starts_at_row_two_and_does_not_count_padding() -> None:
     (ours * probe).sum().backward()
     (theirs(tokens)[real] * probe).sum().backward()
     agree(position.table.weight.grad, theirs.position_embeddings.weight.grad)
+
+
+@pytest.mark.parametrize("peer", [OPTLearnedPositionalEmbedding, BartLearnedPositionalEmbedding])
+def test_opt_and_bart_start_at_row_two(peer: type[nn.Embedding]) -> None:
+    theirs = randomised(peer(12, 16))
+    position = af.build_position("learned(offset=2)", af.Site(16, 2, max_length=12))
+    position.table.load_state_dict({"weight": theirs.weight})
+    real = torch.ones(1, 9, dtype=torch.int64)
+    rows = theirs(real, 0)
+    agree(position.code(torch.arange(9)[None]), rows)

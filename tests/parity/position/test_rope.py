@@ -44,7 +44,7 @@ PEERS = [
     ("rope(pairing=interleaved)", rotary_embedding_torch),
     ("rope(pairing=interleaved)", roformer_peer),
     ("rope", llama_peer),
-    ("rope(width=6)", neox_peer),
+    ("rope(partial=0.375)", neox_peer),
 ]
 
 

@@ -1,5 +1,7 @@
 """Linformer: what its equation says beyond the parity test."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from anyformer.attention.linformer import Linformer, compress
 from anyformer.context import Context
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.model.build import build_attention, build_mixer, check, verdict
+from anyformer.model.config import ModelConfig
+from anyformer.model.transformer import Transformer
 from anyformer.side import side
 from anyformer.site import Site
 
@@ -20,9 +24,7 @@ def written_out(
         heads = []
         for h in range(q.shape[1]):
             shared = h // (q.shape[1] // k.shape[1])
-            keys = linformer.key_mix if linformer.key_mix.dim() == 2 else linformer.key_mix[shared]
-            values = keys if linformer.value_mix is None else linformer.value_mix
-            values = values if values.dim() == 2 else values[shared]
+            keys, values = (mix if mix.dim() == 2 else mix[shared] for mix in (linformer.mixes[0], linformer.mixes[-1]))
             real = range(k.shape[2]) if keep is None else keep[b].nonzero()[:, 0].tolist()
             zero = torch.zeros(keys.shape[1], k.shape[3], dtype=q.dtype)
             compressed = sum((torch.outer(keys[j], k[b, shared, j]) for j in real), zero)
@@ -38,7 +40,7 @@ def facts(m: int, keep: torch.Tensor | None = None, n: int | None = None) -> Con
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("sharing", ["none", "heads", "kv"])
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv", "layers"])
 def test_equals_the_equation_written_out(sharing: str, kv_heads: int) -> None:
     site = Site(12, 4, kv_heads=kv_heads, max_length=9)
     linformer = build_attention(f"linformer(rank=5, sharing={sharing})", site).double()
@@ -53,10 +55,10 @@ def test_equals_the_equation_written_out(sharing: str, kv_heads: int) -> None:
 
 def test_weights_are_counted_as_the_sharing_says() -> None:
     counts = {}
-    for sharing in ("none", "heads", "kv"):
+    for sharing in ("none", "heads", "kv", "layers"):
         built = build_attention(f"linformer(rank=5, sharing={sharing})", Site(12, 4, kv_heads=2, max_length=9))
         counts[sharing] = sum(weight.numel() for weight in built.parameters())
-    assert counts == {"none": 2 * 2 * 9 * 5, "heads": 2 * 9 * 5, "kv": 9 * 5}
+    assert counts == {"none": 2 * 2 * 9 * 5, "heads": 2 * 9 * 5, "kv": 9 * 5, "layers": 9 * 5}
 
 
 def test_a_sample_without_keys_gives_zero_and_no_gradient() -> None:
@@ -130,10 +132,41 @@ def test_keys_are_rotated_before_they_are_compressed() -> None:
     assert torch.allclose(mixer(x, positions=gaps), mixer(x, positions=gaps + 4))
 
 
-@pytest.mark.parametrize("spec", ["linformer(rank=0)", "linformer(sharing=layers)"])
+@pytest.mark.parametrize("spec", ["linformer(rank=0)", "linformer(sharing=rows)"])
 def test_wrong_knobs_are_refused(spec: str) -> None:
     with pytest.raises(SpecError, match="expected"):
         build_attention(spec, Site(12, 4))
+
+
+def test_layers_may_hold_one_matrix_that_is_saved_once_and_trained_by_all(tmp_path: Path) -> None:
+    def model(attention: str | tuple[str, ...], depth: int = 3) -> Transformer:
+        config = ModelConfig(
+            vocab=7, dim=8, depth=depth, heads=2, attention=attention, position="none", head="mlm", max_length=9
+        )
+        return Transformer(config)
+
+    def mixes(made: Transformer) -> list[torch.Tensor]:
+        return [weight for name, weight in made.named_parameters(remove_duplicate=False) if "mixes" in name]
+
+    made, tokens = model("linformer(rank=4, sharing=layers)"), torch.randint(7, (2, 9))
+    assert len({id(weight) for weight in mixes(made)}) == 1
+    assert len({id(weight) for weight in mixes(model("linformer(rank=4, sharing=kv)"))}) == 3
+    two = model(("linformer(rank=4, sharing=layers)", "linformer(rank=5, sharing=layers)"), depth=4)
+    assert [tuple(weight.shape) for weight in mixes(two)] == [(9, 4), (9, 5), (9, 4), (9, 5)]
+    assert len({id(weight) for weight in mixes(two)}) == 2
+
+    apart = model("linformer(rank=4, sharing=kv)")
+    apart.load_state_dict(made.state_dict())
+    for each in (made, apart):
+        each(tokens).square().sum().backward()
+    (shared,) = {id(weight): weight for weight in mixes(made)}.values()
+    assert shared.grad is not None
+    torch.testing.assert_close(shared.grad, sum(weight.grad for weight in mixes(apart) if weight.grad is not None))
+
+    made.save_pretrained(tmp_path / "model")
+    again = Transformer.from_pretrained(tmp_path / "model")
+    assert torch.equal(again(tokens), made(tokens))
+    assert len({id(weight) for weight in mixes(again)}) == 1
 
 
 def test_compress_reads_the_first_rows() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anyformer.errors import SpecError
-from anyformer.mixer.conv import newest
 from anyformer.model.build import build_mixer
+from anyformer.ops.left import newest
 from anyformer.site import Site
 
 

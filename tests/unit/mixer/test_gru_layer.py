@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from anyformer.errors import SpecError
-from anyformer.mixer.gru import GRU, backwards, last
+from anyformer.mixer.gru import GRU
 from anyformer.model.build import build_mixer
+from anyformer.ops.recurrent import backwards, last
 from anyformer.site import Site
 
 

@@ -1,6 +1,7 @@
 import torch
 
-from anyformer.ops.feature_maps import elu1, elu1_slope
+from anyformer.ops.draws import generator, normal, orthogonal
+from anyformer.ops.feature_maps import elu1, elu1_slope, positive_keys, positive_queries, waves
 
 
 def test_elu1_is_x_plus_one_above_zero_and_exp_below():
@@ -21,3 +22,30 @@ def test_elu1_slope_is_the_derivative():
     y = elu1(x)
     torch.testing.assert_close(elu1_slope(y.detach()), torch.autograd.grad(y.sum(), x)[0])
     assert torch.autograd.gradcheck(elu1, (x,))
+
+
+def test_positive_features_give_the_exponential_in_the_mean_and_keys_stay_below_one():
+    rows = normal(200_000, 3, generator(0, "mean"))[None]
+    x, y = torch.randn(2, 1, 1, 4, 3, dtype=torch.float64) * 0.25
+    queries, keys = positive_queries(x, rows), positive_keys(y, rows)
+    largest = (x @ rows.mT + rows.square().sum(-1)[:, None] / 2).amax(-1, keepdim=True)
+    mean = (queries @ keys.mT) * (largest - x.square().sum(-1, keepdim=True) / 2).exp() / 200_000
+    torch.testing.assert_close(mean, (x @ y.mT).exp(), rtol=0.02, atol=0)
+    assert float(positive_keys(100 * y, rows).max()) <= 1.0
+
+
+def test_waves_have_unit_length_and_depend_on_differences():
+    rows = normal(7, 3, generator(0, "waves"))[None]
+    x, y = torch.randn(2, 1, 1, 4, 3, dtype=torch.float64)
+    torch.testing.assert_close(waves(x, rows).norm(dim=-1), torch.ones(1, 1, 4, dtype=torch.float64))
+    between = torch.cos((x - y) @ rows.mT).mean(-1)
+    torch.testing.assert_close((waves(x, rows) * waves(y, rows)).sum(-1), between)
+
+
+def test_structure_draws_depend_on_seed_and_role_and_leave_the_global_generator_alone():
+    before = torch.get_rng_state()
+    first = orthogonal(5, 3, generator(1, "a", 0))
+    assert torch.equal(first, orthogonal(5, 3, generator(1, "a", 0)))
+    others = [orthogonal(5, 3, generator(*role)) for role in ((1, "a", 1), (1, "b", 0), (2, "a", 0))]
+    assert not any(torch.equal(first, other) for other in others)
+    assert torch.equal(torch.get_rng_state(), before)

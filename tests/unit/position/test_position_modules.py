@@ -28,8 +28,11 @@ INSIDE = [
     "kerple(kind=power)",
     "sandwich",
     "rope_value(inverse=True, scores=True)",
+    "rope(scaling=yarn(factor=4.0, original=16), partial=0.5, kept=0.5)",
+    "rope(scaling=dynamic_ntk(factor=2.0, original=16))",
+    "fire",
 ]
-EMBEDDED = ["sinusoidal", "learned"]
+EMBEDDED = ["sinusoidal", "learned", "hierarchical", "rnn", "multiplicative", "concatenated"]
 WEIGHTS = {
     "none": {},
     "rope": {},
@@ -63,6 +66,18 @@ WEIGHTS = {
     "kerple": {"r1": (4,), "r2": (4,)},
     "sandwich": {},
     "rope_value": {},
+    "rope(frequencies=learned)": {"learned": (4,)},
+    "hierarchical(rows=5)": {"table": (5, 32)},
+    "multiplicative": {"source.table.weight": (64, 32)},
+    "concatenated(width=8)": {"weight": (32, 40), "source.table.weight": (64, 8)},
+    "fire(width=5)": {
+        "rate": (),
+        "stretch": (),
+        "inner.weight": (5, 1),
+        "inner.bias": (5,),
+        "outer.weight": (4, 5),
+        "outer.bias": (4,),
+    },
 }
 
 
@@ -82,6 +97,7 @@ def test_one_object_or_one_a_layer() -> None:
         "xlnet",
         "xlnet(clamp=2)",
         "deberta(span=4)",
+        "fire",
     }
 
 
@@ -203,8 +219,9 @@ def test_a_bucket_that_no_pair_reads_has_no_gradient() -> None:
 
 
 REFUSED = {
-    "rope(width=5)": "rope: channels turn in pairs, expected an even number of them, got 5; choose an even head_dim",
-    "rope(width=10)": "rope: expected a width of at most the head's 8 channels, got 10; leave it out to rotate all",
+    "rope(partial=0.625)": "rope: channels turn in pairs, expected an even number of them, got 5; choose an even head_dim",
+    "rope(partial=0.1)": "rope: channels turn in pairs, expected an even number of them, got 0; choose",
+    "rope(partial=1.5)": "partial=1.5: expected less than or equal to 1",
     "t5(buckets=7)": "t5: a bidirectional site needs an even number of at least 4 buckets, got buckets=7",
     "t5(buckets=2)": "t5: a bidirectional site needs an even number of at least 4 buckets, got buckets=2",
     "t5(max_distance=8)": "t5: distances up to 8 have a bucket each; expected a max_distance above that, got 8",

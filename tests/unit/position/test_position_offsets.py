@@ -10,7 +10,7 @@ from anyformer.position.base import Position
 
 RELATIVE = [
     "rope",
-    "rope(pairing=interleaved, width=4)",
+    "rope(pairing=interleaved, partial=0.5)",
     "alibi",
     "t5",
     "t5(scaled=True)",

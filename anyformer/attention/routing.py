@@ -1,0 +1,184 @@
+"""Routing attention: tokens are clustered around learned centroids, and queries read the keys of their cluster.
+
+Paper: Roy, Saffar, Vaswani and Grangier 2020, 2003.05997.
+Equation, with centroids u_c of each head and cos the cosine of two vectors:
+
+    both directions: cluster c holds the w queries and the w keys with the largest cos(x, u_c), w = tokens / clusters;
+        o_ic = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the keys of c;  out_i = mean of o_ic over the c that hold i, else 0
+    causal: queries are their own keys, k_j = sqrt(d) q_j / |q_j|; token i is in the cluster with the largest cos(q_i, u_c) and
+        reads the earlier tokens of its own chunk of w of that cluster and of the chunk before, itself where there is no other
+
+Cost: 2 n w d multiply-adds a head, causal 6 n w d, and (n + m) clusters d for the clustering.
+Deviations: centroids are weights whose gradient is that of spherical k-means, d/du of the mean of 1 - cos(x, u_nearest), added in
+    the backward and independent of the loss. The paper moves them by a running mean in the forward, which a forward without a
+    step, or one that is computed again, would move too. There is no commitment loss. Queries and keys are compared as they are; the
+    paper normalises both. Its causal form takes the w nearest tokens of the whole row, so that later tokens decide what earlier
+    ones may read.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyformer.attention._chunks import as_keys, attend_buckets, placed
+from anyformer.attention._groups import FORMS, attend_groups, gather, terms
+from anyformer.attention.base import Attention
+from anyformer.context import Context
+from anyformer.ops import softmax as ops
+from anyformer.site import Site
+from anyformer.typing import Size
+
+_STEPS = 2**16  # cosines are ranked in steps of 1 / _STEPS: equal tokens then tie, whatever the order of summation
+
+
+class Routing(Attention):
+    """Each query reads the keys that lie nearest to the same centroid.
+
+    Dropout acts on the output: where a weight stands depends on the clusters, and with them would what is dropped.
+
+    Args:
+        clusters: number of centroids a head; None: the root of max_length.
+        window: tokens a cluster, or a chunk of it when causal; None: tokens / clusters, when causal max_length / clusters.
+    """
+
+    name = "routing"
+    summary = "queries read the keys that lie nearest to the same learned centroid"
+    paper = "Roy et al. 2020, 2003.05997"
+    family = ("clustering", "k-means")
+    forms = FORMS
+    refusal = (
+        "it reads chosen pairs one by one, and this form needs every key between two tokens or another product; "
+        "use an encoding that embeds, rotates, biases or scores, such as rope or alibi"
+    )
+    decodes = "cache"
+    rotates = "self"
+    ordered = True
+    weights = False
+
+    def __init__(self, site: Site, *, clusters: Size | None = None, window: Size | None = None) -> None:
+        super().__init__(site)
+        self.clusters = round(site.max_length**0.5) if clusters is None else clusters
+        self.window = -(-site.max_length // self.clusters) if window is None and site.causal else window
+        self.cross = not site.causal
+        self.documents = self.shares = site.causal
+        self.centroids = nn.Parameter(torch.empty(site.heads, self.clusters, site.head_dim))
+        nn.init.normal_(self.centroids)
+
+    def forward(
+        self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g m d"], v: Float[Tensor, "b k m v"], context: Context
+    ) -> Float[Tensor, "b h n v"]:
+        """Outputs of the queries; see the module's equation. When causal, `k` holds the queries of all tokens, `q` the newest."""
+        q, k, v = _clean(q, context.queries.keep), _clean(k, context.keys.keep), _clean(v, context.keys.keep)
+        seen = q if self.shares else torch.cat([q, ops.repeat_heads(k, q.shape[1])], dim=2)
+        near = cosines(seen.detach(), self.centroids.detach())
+        encoding = context.encoding
+        v = ops.repeat_heads(v if encoding.turn is None else encoding.turn(v), q.shape[1])
+        out = self._earlier(q, k, v, near, context) if self.site.causal else self._both(q, k, v, near, context)
+        if self.training and torch.is_grad_enabled():
+            gradient = pull(seen.detach(), near, self.centroids.detach())
+            out = _Pull.apply(out, self.centroids, gradient)
+        return out if encoding.turn_back is None else encoding.turn_back(out)
+
+    def _earlier(self, q: Tensor, k: Tensor, v: Tensor, near: Tensor, context: Context) -> Tensor:
+        assert self.window is not None
+        clusters = near.argmax(dim=-1)[:, :, None]  # [b h 1 n]
+        if context.cache is not None:
+            clusters = context.cache.extend("clusters", clusters.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        if context.keys.documents is not None:
+            clusters = clusters + context.keys.documents[:, None, None] * self.clusters
+        q, k = placed(context.encoding, q, as_keys(k), self.site.kv_heads)
+        return attend_buckets(q, k, v, clusters, context, self._scale(context), self.window)
+
+    def _both(self, q: Tensor, k: Tensor, v: Tensor, near: Tensor, context: Context) -> Tensor:
+        encoding, n = context.encoding, q.shape[2]
+        q_slots, q_held = nearest(near[:, :, :n], context.queries.keep, self.window)
+        k_slots, k_held = nearest(near[:, :, n:], context.keys.keep, self.window)
+        q, k = (q, k) if encoding.rotate is None else encoding.rotate(q, k)
+        outs = attend_groups(
+            gather(q, q_slots),
+            gather(ops.repeat_heads(k, q.shape[1]), k_slots),
+            gather(v, k_slots),
+            q_held[..., None] & k_held[..., None, :],
+            self._scale(context),
+            terms=terms(context, q_slots, k_slots),
+        )[0]
+        return mean_by_slot(outs, q_slots, q_held, n).to(v.dtype)
+
+    def _scale(self, context: Context) -> float:
+        return self.site.head_dim**-0.5 if context.encoding.scale is None else context.encoding.scale
+
+
+def cosines(x: Float[Tensor, "b h n d"], centroids: Float[Tensor, "h c d"]) -> Float[Tensor, "b h n c"]:
+    """The cosine of each token with each centroid."""
+    wide = torch.promote_types(torch.float32, x.dtype)
+    return F.normalize(x.to(wide), dim=-1) @ F.normalize(centroids.to(wide), dim=-1).mT
+
+
+def nearest(
+    near: Float[Tensor, "b h n c"], keep: Bool[Tensor, "b n"] | None, window: int | None
+) -> tuple[Int[Tensor, "b h c w"], Bool[Tensor, "b h c w"]]:
+    """The slots of the w tokens nearest to each centroid, the earlier of two equal ones first, and which of them count.
+
+    Args:
+        window: w; None: real tokens / clusters, which may differ from row to row.
+    """
+    n, clusters = near.shape[2:]
+    most = min(n, -(-n // clusters) if window is None else window)
+    rank = (near * _STEPS).round().to(torch.int64) * n - torch.arange(n, device=near.device)[:, None]
+    if keep is not None:
+        rank = torch.where(keep[:, None, :, None], rank, torch.iinfo(torch.int64).min)
+    slots = rank.topk(most, dim=2).indices.mT
+    if keep is None:
+        return slots, torch.ones_like(slots, dtype=torch.bool)
+    real = keep.sum(dim=1)
+    count = -(-real // clusters) if window is None else real.clamp(max=window)
+    held = torch.arange(most, device=near.device) < count[:, None]
+    return slots, held[:, None, None].expand_as(slots)
+
+
+def mean_by_slot(
+    outs: Float[Tensor, "b h c w v"], slots: Int[Tensor, "b h c w"], held: Bool[Tensor, "b h c w"], n: int
+) -> Float[Tensor, "b h n v"]:
+    """For each of n tokens the mean of what the clusters that hold it give; 0 where none does."""
+    flat, counts = slots.flatten(2), held.flatten(2).to(outs.dtype)
+    found = outs.new_zeros(*outs.shape[:2], n, outs.shape[-1])
+    parts = outs.flatten(2, 3) * counts[..., None]
+    found = found.scatter_add(2, flat[..., None].expand_as(parts), parts)
+    times = outs.new_zeros(*outs.shape[:2], n).scatter_add(2, flat, counts)
+    return found / times.clamp(min=1.0)[..., None]
+
+
+def pull(
+    x: Float[Tensor, "b h n d"], near: Float[Tensor, "b h n c"], centroids: Float[Tensor, "h c d"]
+) -> Float[Tensor, "h c d"]:
+    """The gradient on centroids u of the mean over tokens x of 1 - cos(x, u_nearest); vectors of 0 are no tokens."""
+    wide = near.dtype
+    unit = F.normalize(x.to(wide), dim=-1)
+    index = near.argmax(dim=-1).transpose(0, 1).flatten(1)[..., None]  # [h, b n, 1]
+    tokens = unit.transpose(0, 1).flatten(1, 2)
+    sums = torch.zeros_like(centroids, dtype=wide).scatter_add(1, index.expand_as(tokens), tokens)
+    count = tokens.any(dim=-1).sum(dim=-1).clamp(min=1)[:, None, None]
+    length = centroids.to(wide).norm(dim=-1, keepdim=True)
+    along = centroids.to(wide) / length
+    return (((sums * along).sum(dim=-1, keepdim=True) * along - sums) / (length * count)).to(centroids.dtype)
+
+
+class _Pull(torch.autograd.Function):
+    """Hands the output on; in the backward the centroids get a gradient of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, centroids: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grad, gradient, None
+
+
+def _clean(x: Tensor, keep: Tensor | None) -> Tensor:
+    return x if keep is None else torch.where(keep[:, None, :, None], x, torch.zeros_like(x))
