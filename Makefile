@@ -21,12 +21,12 @@ types: .venv/ready-dev
 	$(BIN)/pyright
 
 unit: .venv/ready-dev
-	$(BIN)/python -m pytest -n auto -m "not slow"
-	ANYFORMER_PLAIN=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	ANYFORMER_PLAIN=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-all: .venv/ready-dev  ## every admitted pair of attention and position against every law
-	$(BIN)/python -m pytest -n auto
-	ANYFORMER_PLAIN=1 $(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
+	ANYFORMER_PLAIN=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site

@@ -39,12 +39,14 @@ PATTERNS = (
 )
 ATTENTIONS = [SMALL.get(name, name) for kind in ("attention", "mixer", "pattern") for name in names(kind)]
 EVERY = [(a, p, causal) for a in (*ATTENTIONS, *PATTERNS) for p in names("position") for causal in (False, True)]
-CHOSEN_ATTENTIONS = ("softmax", "linear")  # the two that read positions in their own way
-CHOSEN_POSITIONS = ("none", "rope")  # and what every attention meets
+CHOSEN_POSITIONS = ("none", "rope")  # what every attention meets
+FORMS_OF_LINEAR = ("sinusoidal", "rope_value", "floater", "fox", "pope")  # one a form that it reads in its own way
 
 
 def _chosen(attention: str, position: str) -> bool:
-    return attention in CHOSEN_ATTENTIONS or position in CHOSEN_POSITIONS
+    if attention == "softmax":
+        return True
+    return position in CHOSEN_POSITIONS or (attention == "linear" and position in FORMS_OF_LINEAR)
 
 
 def _admitted() -> list:

@@ -66,7 +66,7 @@ def test_all_faults_come_in_one_message():
     with pytest.raises(SpecError) as error:
         ModelConfig(dim=10, heads=3, attention=("sofmax", "local(-1)"), position="roppe", head="classifier")
     for part in (
-        "attention: there is no attention named 'sofmax'; did you mean 'softmax'?",
+        "attention: there is no attention named 'sofmax'; did you mean 'softmax'",
         "attention: softmax(pattern=local(-1)):",
         "position: there is no position named 'roppe'; did you mean 'rope'",
         "dim=10 is not a multiple of heads=3",
