@@ -149,6 +149,8 @@ class Context:
         softcap: bound c of `c * tanh(logits / c)`, or None.
         cache: the layer's cache.
         layer: index of the layer.
+        aligned: whether query slot i of n stands where key slot i + m - n of m does; not where the rows of two sequences differ in
+            their padding.
     """
 
     causal: bool
@@ -164,6 +166,7 @@ class Context:
     softcap: float | None = None
     cache: "LayerCache | None" = None
     layer: int = 0
+    aligned: bool = True
 
     @property
     def restricted(self) -> bool:
@@ -174,7 +177,7 @@ class Context:
     @property
     def plainly_causal(self) -> bool:
         """Whether the pairs are exactly the lower triangle of a square."""
-        return self.causal and not self.restricted and self.queries.length == self.keys.length
+        return self.causal and not self.restricted and self.aligned and self.queries.length == self.keys.length
 
 
 class LayerCache:

@@ -49,6 +49,8 @@ class ReadsForms(Protocol):
     """Forms that it could use exactly and does not yet, with the way it would be done."""
     refusal: str
     """Why it can use no other form, and what to use instead."""
+    fixed_width: bool
+    """Whether it was built for queries and keys as wide as the site says."""
     causal: bool
     cross: bool
     causal_refusal: str
@@ -63,6 +65,8 @@ class OffersForms(Protocol):
     forms: tuple[tuple[Form, ...], ...]
     """One entry a term: the equivalent forms of that term."""
     causal_only: bool
+    widens: bool
+    """Whether ROTATE gives wider queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,12 @@ def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
             "refused",
             f"{position.name} is defined for causal attention only, and this site is bidirectional; "
             "use causal=True, or an encoding for both directions such as alibi, t5 or rope",
+        )
+    if position.widens and attention.fixed_width:
+        return Verdict(
+            "refused",
+            f"{position.name} widens queries and keys, and {attention.name} was built for their width; "
+            f"use rope, or linear or delta with {position.name}",
         )
     chosen: list[Form] = []
     later: list[Form] = []

@@ -127,7 +127,10 @@ def register(cls: type) -> type:
 
 
 def unknown(what: str, name: str, known: "list[str]") -> str:
-    """The message for a name that does not exist, with the nearest ones."""
+    """The message for a name that does not exist, with the kind that has it or the nearest ones."""
+    elsewhere = next((kind for kind in KINDS if kind != what and name in names(kind)), None)
+    if elsewhere is not None:
+        return f"there is no {what} named {name!r}; {name} is {'an' if elsewhere[0] in 'aeiou' else 'a'} {elsewhere}"
     near = get_close_matches(name, known, n=3, cutoff=0.5) or [each for each in known if name and name in each][:3]
     hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else f"there are: {', '.join(known)}"
     return f"there is no {what} named {name!r}; {hint}"

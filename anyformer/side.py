@@ -41,6 +41,11 @@ class Side:
         return self.places.shape[1]
 
     @property
+    def count(self) -> Int[Tensor, "b 1"] | int:
+        """Number of real tokens of each row."""
+        return self.length if self.keep is None else self.keep.sum(dim=1, keepdim=True)
+
+    @property
     def batch(self) -> int:
         """Rows that may differ; 1 where all are alike."""
         return max(part.shape[0] for part in self._tensors().values())
@@ -109,6 +114,11 @@ def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """The slots of each row with real tokens first, order kept; without a stable sort, which ONNX does not have."""
     rank = torch.where(keep, keep.cumsum(dim=1), keep.sum(dim=1, keepdim=True) + (~keep).cumsum(dim=1)) - 1
     return torch.zeros_like(rank).scatter(1, rank, torch.arange(keep.shape[1], device=keep.device).expand_as(rank))
+
+
+def right_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The slots of each row with real tokens last, order kept."""
+    return keep.shape[1] - 1 - left_order(keep.flip(1)).flip(1)
 
 
 def side(

@@ -26,7 +26,7 @@ def fits(q: Tensor, k: Tensor, context: Context) -> bool:
         or not (pattern is None or isinstance(pattern, Pattern))
     ):
         return False
-    if not q.numel() or not k.numel():
+    if not q.numel() or not k.numel() or not context.aligned:
         return False
     if encoding.logits is None:
         return True

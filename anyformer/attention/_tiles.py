@@ -52,6 +52,8 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
     terms = encoding.offsets is not None
     pattern = Full() if context.pattern is None and terms and not traced else context.pattern
     own = (context.cache, context.mask, context.bias)
+    if not context.aligned:
+        return None
     if not isinstance(pattern, Pattern) or any(part is not None for part in own) or not n * m:
         return None
     if not _readable(context) or (traced and context.queries.flags is not None):

@@ -37,6 +37,8 @@ class Attention(nn.Module):
     """Exact forms not written yet, each with the way it would be done."""
     refusal: str = ""
     """Why it can use no other form, and what to use instead."""
+    fixed_width: bool = False
+    """Whether it was built for queries and keys of head_dim channels, so that no encoding may widen them."""
     causal: bool = True
     causal_refusal: str = ""
     """Why it cannot be causal, and what to use instead."""

@@ -40,6 +40,7 @@ class GatedLinear(Attention):
     family = ("order of the product", "gated_linear")
     forms = (Form.ROTATE, Form.TURN, Form.EMBED)
     absolute = frozenset({Form.ROTATE})
+    fixed_width = True
     later = _gates.LATER
     refusal = _gates.REFUSAL
     cross = False

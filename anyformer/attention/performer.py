@@ -49,6 +49,7 @@ class Performer(Attention):
     family = ("order of the product", "performer")
     forms = (Form.ROTATE, Form.TURN, Form.GATES, Form.EMBED)
     absolute = frozenset({Form.ROTATE})
+    fixed_width = True
     later = _features.LATER
     refusal = _features.REFUSAL
     decodes = "state"

@@ -48,6 +48,7 @@ class RFA(Attention):
     family = ("order of the product", "rfa")
     forms = (Form.ROTATE, Form.TURN, Form.EMBED)
     absolute = frozenset({Form.ROTATE})
+    fixed_width = True
     decodes = "state"
     weights = False
 

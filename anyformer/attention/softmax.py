@@ -68,6 +68,8 @@ class Softmax(Attention):
         self.softcap = softcap
         self.ordered = pattern is not None
         self.takes_flags = pattern is not None
+        # places run on over a row: what depends on them would cut the second document elsewhere than the first
+        self.documents = pattern is None or "place" not in pattern.traits(site.causal).depends
         self.horizon = None if pattern is None else pattern.horizon()
         if pattern is None or leaves_no_gap(pattern, site.heads, site.layer, causal=site.causal):
             self.forms = (*self.forms, Form.ROW)

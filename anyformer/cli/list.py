@@ -1,14 +1,20 @@
 """`anyformer list`: methods by family, and the composition matrix."""
 
+import textwrap
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from anyformer.errors import SpecError
 from anyformer.registry import KINDS, Method, list_methods
 
-_STYLES = {"ok": "green", "abs": "yellow", "refused": "red"}
+if TYPE_CHECKING:
+    from anyformer.forms import Verdict
+
+_CELLS = {"ok": ("+", "green"), "abs": ("a", "yellow"), "not yet": ("n", "cyan"), "refused": ("-", "red")}
 
 
 def run(kind: str, wildcard: str, matrix: bool, causal: bool, reasons: bool) -> int | None:
@@ -45,21 +51,44 @@ def _matrix(console: Console, causal: bool, reasons: bool) -> None:
 
     cells = matrix(causal=causal)
     attentions = list(dict.fromkeys(attention for attention, _ in cells))
-    positions = list(dict.fromkeys(position for _, position in cells))
-    table = Table(
-        title=f"{'causal' if causal else 'bidirectional'} composition", title_justify="left", title_style="bold"
-    )
-    table.add_column("position")
-    for attention in attentions:
-        table.add_column(attention, justify="center")
-    for position in positions:
-        row = [cells[attention, position].cell for attention in attentions]
-        table.add_row(position, *(f"[{_STYLES.get(cell, 'cyan')}]{cell}[/]" for cell in row))
-    console.print(table)
-    console.print(
-        "ok: composes. abs: runs, no longer relative. not yet: an exact form is not written. refused: --reasons says why."
-    )
+    edge = max(len(position) for _, position in cells)
+    cell = len(str(len(attentions))) + 1
+    fitting = max(1, (console.width - edge) // cell)
+    title = f"{'causal' if causal else 'bidirectional'} composition"
+    for first in range(0, len(attentions), fitting):
+        columns = dict(enumerate(attentions[first : first + fitting], first + 1))
+        _part(console, title, columns, cells, edge, cell)
+    _wrapped(console, "+: composes. a: abs, it runs and is no longer relative.")
+    _wrapped(console, "n: not yet, an exact form is not written. -: refused. --reasons says why.")
     if reasons:
         for (attention, position), verdict in cells.items():
             if verdict.reason:
                 console.print(f"{attention} x {position}: {verdict.kind}: {verdict.reason}", markup=False)
+
+
+def _part(
+    console: Console,
+    title: str,
+    columns: dict[int, str],
+    cells: "dict[tuple[str, str], Verdict]",
+    edge: int,
+    cell: int,
+) -> None:
+    """Some columns of the matrix under their numbers, with the names behind the numbers above."""
+    console.print(title, style="bold")
+    _wrapped(console, " ".join(f"{number}={attention}" for number, attention in columns.items()))
+    lines = [Text(" " * edge + "".join(f"{number:>{cell}}" for number in columns), style="bold")]
+    for position in dict.fromkeys(position for _, position in cells):
+        line = Text(f"{position:<{edge}}")
+        for attention in columns.values():
+            letter, style = _CELLS[cells[attention, position].kind]
+            line.append(f"{letter:>{cell}}", style)
+        lines.append(line)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _wrapped(console: Console, text: str) -> None:
+    for line in textwrap.wrap(text, console.width, break_long_words=False, break_on_hyphens=False):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -9,6 +9,8 @@ from anyformer.errors import SpecError
 from anyformer.registry import Method, describe, names
 from anyformer.spec import parse
 
+_PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
+
 
 def run(text: str, length: int, causal: bool, heads: int, out: str) -> int | None:
     """Print a method's page; draw a pattern on the terminal and into `out`."""
@@ -22,16 +24,42 @@ def run(text: str, length: int, causal: bool, heads: int, out: str) -> int | Non
         from anyformer.pattern.draw import draw
 
         path = Path(out)
+        _admit(path)
+        console.print(f"{pattern}, {length} tokens, {'causal' if causal else 'both directions'}", markup=False)
+        console.print(pattern.text(length, min(console.width, 64), causal=causal), markup=False, highlight=False)
+        try:
+            draw(pattern, path, length, heads=heads, causal=causal)
+        except OSError as error:
+            raise SpecError(f"--out: cannot write {out!r}: {error.strerror}; give another place") from None
+        kept = pattern.density(length, heads=heads, causal=causal)
+        console.print(f"{kept:.1%} of all pairs meet; picture: {path}", markup=False)
+    return 0
+
+
+def _admit(path: Path) -> None:
+    """Refuse a place that is not for a picture, before anything is drawn.
+
+    Raises:
+        SpecError: another suffix than .png, a folder that does not exist, or something there that is no PNG.
+    """
+    if path.suffix.lower() != ".png":
+        raise SpecError(
+            f"--out: a picture is a PNG, got {str(path)!r}; type a name such as {path.stem or 'pattern'}.png"
+        )
+    try:
         if not path.parent.is_dir():
             raise SpecError(
                 f"--out: there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first"
             )
-        console.print(f"{pattern}, {length} tokens, {'causal' if causal else 'both directions'}", markup=False)
-        console.print(pattern.text(length, min(console.width, 64), causal=causal), markup=False, highlight=False)
-        draw(pattern, path, length, heads=heads, causal=causal)
-        kept = pattern.density(length, heads=heads, causal=causal)
-        console.print(f"{kept:.1%} of all pairs meet; picture: {path}", markup=False)
-    return 0
+        if path.exists() and not (path.is_file() and _is_png(path)):
+            raise SpecError(f"--out: {str(path)!r} exists and is no PNG, so it is left alone; give another name")
+    except OSError as error:
+        raise SpecError(f"--out: cannot use {str(path)!r}: {error.strerror}; give another place") from None
+
+
+def _is_png(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_PNG)) == _PNG
 
 
 def _method(console: Console, method: Method) -> None:

@@ -100,7 +100,7 @@ def bench(request: Request, folder: str | Path, notice: Callable[[str], None] = 
     """
     if not request.lengths:
         raise SpecError("expected at least one length, got none; for example --lengths 1024 2048 4096")
-    if min(request.lengths) < 1 or request.seconds <= 0:
+    if min(request.lengths) < 1 or not 0 < request.seconds < math.inf:
         raise SpecError(
             f"expected lengths of at least 1 token and more than 0 seconds, got {min(request.lengths)} and {request.seconds:g}"
         )

@@ -13,7 +13,7 @@ from anyformer.compare.group import panels
 from anyformer.compare.page import page
 from anyformer.compare.panel import Method, Numbers, Panel
 from anyformer.compare.record import Record
-from anyformer.compare.store import StoreError, read
+from anyformer.compare.store import RESULTS, StoreError, read
 from anyformer.compare.style import Style, style
 from anyformer.compare.terminal import tables
 from anyformer.compare.text import TIMES, listing
@@ -61,10 +61,15 @@ def build(records: Iterable[Record], *, baseline: str | None = None, notices: Se
 def write(folder: str | os.PathLike, *, baseline: str | None = None) -> Report:
     """Reads ``results.jsonl`` and writes ``report.html``, ``chart.png`` and ``chart.svg`` beside it, each in one step.
 
-    Raises StoreError if the folder is no run or cannot be written to.
+    Raises StoreError if the folder is no run, holds no line, or cannot be written to.
     """
     path = Path(folder)
     run = read(path)
+    if not run.records:
+        raise StoreError(
+            f"{path / RESULTS} holds no whole line, so there is nothing to report; "
+            "finish a trial with 'anyformer compare --out' first"
+        )
     report = build(run.records, baseline=baseline, notices=run.notices)
     figure = chart.draw(report.panels, report.style, report.numbers, TITLE, report.subtitle, _foot(report.panels))
     try:

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from anyformer.compare.budget import FEWEST, PlanFile, affordable, budget_text, rounded
 from anyformer.compare.costs import measure_all
 from anyformer.compare.environment import busy
@@ -12,13 +14,13 @@ from anyformer.compare.process import Limits, Outcome, run
 from anyformer.compare.quality import open_fabric
 from anyformer.compare.record import Record, Trial, key_of
 from anyformer.compare.speed import Measured
-from anyformer.compare.store import Store
+from anyformer.compare.store import RESULTS, Store, read
 from anyformer.compare.text import listing
 from anyformer.compare.trial import Plan, Sizes, build_task, grid
 from anyformer.compare.worker import Job, Kind
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Verdict
-from anyformer.model.build import verdict
+from anyformer.model.build import build_position, verdict
 from anyformer.site import Site
 from anyformer.task.base import Task
 
@@ -101,6 +103,7 @@ def compare(request: Request, folder: str | Path, listener: Listener) -> tuple[R
     device = open_fabric(request.device, request.precision).device.type
     tasks = {text: build_task(text) for text in grid(request.tasks, "task")}
     cells, refused = _cells(request, tasks)
+    _check_baseline(request, [*cells, *(plan for plan, _ in refused)], Path(folder))
     with Store.open(folder) as store:
         for text in filter(None, (*store.notices, busy())):
             listener.notice(text)
@@ -108,7 +111,6 @@ def compare(request: Request, folder: str | Path, listener: Listener) -> tuple[R
             if task.skipped:
                 listener.notice(f"{text} leaves out {listing(list(task.skipped))}")
             store.expect_data(text, task.fingerprint, force=request.force)
-        _check_baseline(request, [*cells, *(plan for plan, _ in refused)], store)
         driver = _Driver(request, store, tasks, listener, device, started)
         if not cells:
             driver.refuse(refused, request.steps or 0)
@@ -250,7 +252,7 @@ def _cells(request: Request, tasks: dict[str, Task]) -> tuple[list[Plan], list[t
                 fingerprint=task.fingerprint,
                 index=len(legal) + len(refused),
             )
-            judged = verdict(attention, position, site)
+            judged = _judged(attention, position, site)
             if judged.runs:
                 legal.append(plan)
             else:
@@ -258,9 +260,28 @@ def _cells(request: Request, tasks: dict[str, Task]) -> tuple[list[Plan], list[t
     return legal, refused
 
 
-def _check_baseline(request: Request, plans: list[Plan], store: Store) -> None:
+def _judged(attention: str, position: str, site: Site) -> Verdict:
+    """Whether a pair composes, on a task whose tokens stand in a row."""
+    judged = verdict(attention, position, site)
+    if not judged.runs:
+        return judged
+    with torch.device("meta"):
+        axes = build_position(position, site).axes
+    if axes == 1:
+        return judged
+    return Verdict(
+        "refused",
+        f"{position} reads a row and a column for each token, and the tokens of a task stand in one row; "
+        "use an encoding of one number a token such as rope, alibi or sinusoidal",
+    )
+
+
+def _check_baseline(request: Request, plans: list[Plan], folder: Path) -> None:
+    """Refuse a baseline that is neither planned nor in the folder, before the folder is made."""
     if request.baseline is None:
         return
-    known = {label(plan) for plan in plans} | {record.name for record in store.records if isinstance(record, Trial)}
+    known = {label(plan) for plan in plans}
+    if (folder / RESULTS).is_file():
+        known |= {record.name for record in read(folder).records if isinstance(record, Trial)}
     if request.baseline not in known:
         raise SpecError(f"--baseline: no method is named {request.baseline!r}; there are: {', '.join(sorted(known))}")

@@ -9,6 +9,7 @@ from anyformer.model.build import position_slot, slot
 from anyformer.model.config import ModelConfig
 from anyformer.pattern.leaves import SLOT_NAMES, PerHead
 from anyformer.registry import Kind, Method, bind, canonical, find, names, sequence_knobs
+from anyformer.site import Site
 from anyformer.spec import Spec, expand, parse
 from anyformer.task.base import Task
 from anyformer.typing import Fraction, PositiveFloat, Size
@@ -114,13 +115,18 @@ def read_sizes(text: str) -> Sizes:
     """The sizes of a spec such as `model(dim=128, depth=4)`.
 
     Raises:
-        SpecError: another name, or wrong knobs.
+        SpecError: another name, wrong knobs, or sizes that do not fit each other.
     """
     spec = parse(text)
     if spec.name != "model":
         raise SpecError(f"--model: expected a spec such as 'model(dim=128, depth=4)', got {text!r}")
     given: dict[str, Any] = bind(Method("task", "model", Sizes, "", "", ()), spec)
-    return Sizes(**given)
+    sizes = Sizes(**given)
+    try:
+        Site(sizes.dim, sizes.heads, kv_heads=sizes.kv_heads)
+    except SpecError as error:
+        raise SpecError(f"--model: {str(error).removeprefix('Site: ')}") from None
+    return sizes
 
 
 def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.context import Context, Encoding, LayerCache, newest, sides
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
-from anyformer.side import Side, left_order, side, take
+from anyformer.side import Side, left_order, right_order, side, take
 from anyformer.site import Site
 
 
@@ -38,6 +38,8 @@ class Mixer(nn.Module):
     refusal: str = (
         "it has no queries and keys to compare; use an encoding added at the embedding, such as sinusoidal or learned"
     )
+    fixed_width: bool = False
+    """Whether no encoding may widen queries and keys."""
     causal: bool = False
     causal_refusal: str = ""
     cross: bool = False
@@ -89,7 +91,8 @@ class Mixer(nn.Module):
             source_positions: positions of the source; None: its places.
             attention_mask: which tokens are real (True or 1): of x, or with a cache `[b, seen + n]` of all tokens so far.
             document_ids: document of each token, as long as attention_mask; tokens of different documents never meet.
-            positions: position of each token of x; None: its place, from 0 again in each document.
+            positions: position of each token of x; None: its place, from 0 again in each document; with a source counted so that
+                the last real token of x stands where the last real one of the source does.
             no_position: tokens of x without a position (class and register tokens).
             global_mask: tokens of x flagged as global.
             tokens: token ids, for encodings that read them.
@@ -116,14 +119,14 @@ class Mixer(nn.Module):
             "flags": None if global_mask is None else global_mask.to(torch.bool),
             "without": no_position,
         }
-        order = left_order(keep) if self.ordered and keep is not None else None
+        order = self._order(keep, crossing=source is not None)
         if order is not None:
             x, tokens = take(x, order), None if tokens is None else take(tokens, order)
             parts = {name: None if part is None else take(part, order) for name, part in parts.items()}
         queries, keys = sides(n, x.device, parts, cache, keep)
         if source is not None:
             source, keys = self._source(source, source_mask, source_positions)
-            shifted = queries.places + keys.length - n  # the last query sees the last key
+            shifted = queries.places + keys.count - queries.count  # the last query sees the last key
             queries = replace(queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions)
         if drawn is not None:
             same = keys is queries
@@ -138,6 +141,7 @@ class Mixer(nn.Module):
             encoding=Encoding(),  # given, because torch.compile cannot call a field's factory
             cache=cache,
             layer=self.site.layer,
+            aligned=source is None or (queries.keep is None and keys.keep is None) or self._ends_meet(crossing=True),
         )
         out = self.mix(x, context)
         if queries.keep is not None:
@@ -159,14 +163,27 @@ class Mixer(nn.Module):
             raise IncompatibleError(f"{self.name} cannot continue a sequence from a cache: {why}")
         return LayerCache(batch_size)
 
+    def _ends_meet(self, *, crossing: bool) -> bool:
+        """Whether real tokens are moved to the right, so that the last ones of both sequences stand in the last slots: what
+        causal methods that count slots need."""
+        return crossing and self.site.causal and not self.ordered
+
+    def _order(self, keep: Tensor | None, *, crossing: bool) -> Tensor | None:
+        """The order of slots that the method works in; None: as they came."""
+        if keep is None:
+            return None
+        if self._ends_meet(crossing=crossing):
+            return right_order(keep)
+        return left_order(keep) if self.ordered else None
+
     def _source(
         self, source: Tensor, source_mask: Tensor | None, source_positions: Tensor | None
     ) -> tuple[Tensor, Side]:
         keep = None if source_mask is None else source_mask.to(torch.bool)
         if keep is not None:
             source = blank(source, keep)
-        if self.ordered and keep is not None:
-            order = left_order(keep)
+        order = self._order(keep, crossing=True)
+        if keep is not None and order is not None:
             source, keep = take(source, order), take(keep, order)
             source_positions = None if source_positions is None else take(source_positions, order)
         return source, side(source.shape[1], source.device, keep=keep, positions=source_positions)
@@ -181,6 +198,10 @@ class Mixer(nn.Module):
         global_mask: Tensor | None,
         cache: LayerCache | None,
     ) -> None:
+        for name, part in (("x", x), ("source", source)):
+            if part is not None and (part.dim() != 3 or part.shape[2] != self.site.dim or not part.is_floating_point()):
+                got = f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+                raise ValueError(f"{name}: expected floating vectors [batch, tokens, {self.site.dim}], got {got}")
         b, n = x.shape[:2]
         if source is not None and not self.cross:
             raise IncompatibleError(

@@ -72,6 +72,7 @@ class MultiHead(Mixer):
             attention.refusal,
         )
         self.causal, self.causal_refusal, self.cross = attention.causal, attention.causal_refusal, attention.cross
+        self.fixed_width = attention.fixed_width
         self.documents, self.takes_flags = attention.documents, attention.takes_flags
         self.ordered = attention.ordered or Form.ROW in self.verdict.forms  # what stands between is read off slots
         self.decodes = attention.decodes

@@ -1,6 +1,7 @@
 """What comes with a call of a Transformer is refused before anything runs."""
 
 from collections.abc import Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -81,12 +82,12 @@ def check_prompt(
             f"generate needs a causal model that scores the next token, this one has head={config.head!r} and "
             f'causal={config.is_causal}; build it with head="lm" and causal=None'
         )
-    if max_new_tokens < 0:
-        raise SpecError(f"generate: expected max_new_tokens of at least 0, got {max_new_tokens}")
+    if not _whole(max_new_tokens) or max_new_tokens < 0:
+        raise SpecError(f"generate: expected max_new_tokens as a whole number of at least 0, got {max_new_tokens!r}")
     for name, each in ids.items():
-        if each is not None and not 0 <= each < config.vocab:
+        if each is not None and not (_whole(each) and 0 <= each < config.vocab):
             raise SpecError(
-                f"generate: expected {name} from 0 to {config.vocab - 1} (vocab={config.vocab}), got {each}"
+                f"generate: expected {name} from 0 to {config.vocab - 1} (vocab={config.vocab}), got {each!r}"
             )
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"generate: expected prompts [b, n] of at least one token, got shape {list(tokens.shape)}")
@@ -94,3 +95,31 @@ def check_prompt(
         raise ValueError(f"attention_mask: expected shape {list(tokens.shape)}, got {list(attention_mask.shape)}")
     if attention_mask is not None and not bool(attention_mask[:, -1].all()):
         raise ValueError("generate continues every row after its last slot; pad prompts on the left")
+
+
+def check_loading(device: torch.device | str, dtype: torch.dtype | None) -> None:
+    """Refuse what weights cannot be loaded to, before a file is read.
+
+    Raises:
+        SpecError: a dtype that is not floating, or a device that this machine does not have.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise SpecError(
+            f"from_pretrained: expected dtype as a floating one such as torch.float32 or torch.bfloat16, got {dtype!r}"
+        )
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # an AssertionError where torch is built without it
+        why = str(error).splitlines()[0].split(". ")[0]
+        raise SpecError(
+            f"from_pretrained: expected a device of this machine, {_devices()}, got {device!r}: {why}"
+        ) from None
+
+
+def _devices() -> str:
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return " or ".join(["'cpu'", *(repr(name) for name, there in present.items() if there)])
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

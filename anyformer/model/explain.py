@@ -81,7 +81,7 @@ def weights(call: Call, rows: Sequence[int], heads: Sequence[int] | None) -> Flo
         parts.append(attend(names.expand(b, kv_heads, m, width))[..., : m - start])
     found = torch.cat(parts, dim=-1) if parts else seen.q.new_zeros(b, len(chosen), len(rows), 0)
     weighed, told = found @ repeat_heads(seen.v, mixer.site.heads)[:, chosen], attend(seen.v)
-    if (weighed - told).abs().max() > 1e-3 * told.abs().max().clamp(min=1e-6):
+    if found.numel() and (weighed - told).abs().max() > 1e-3 * told.abs().max().clamp(min=1e-6):
         return _influence(call, rows)
     return seen.by_token(found)
 

@@ -31,7 +31,8 @@ def write(folder: Path, config: str, model: nn.Module, is_config: Callable[[str]
         is_config: whether a text is such JSON, so that another program's config.json is never overwritten.
 
     Raises:
-        SpecError: the folder is a file, or holds a config.json of something else; or the weights are on the meta device.
+        SpecError: the folder is a file, cannot be made or written to, or holds a config.json of something else; or the weights are
+            on the meta device.
     """
     names = owners(model)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if names[name] == name}
@@ -41,13 +42,23 @@ def write(folder: Path, config: str, model: nn.Module, is_config: Callable[[str]
         )
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"save_pretrained: expected a folder, got the file {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(
+            f"save_pretrained: cannot make the folder {folder}: {error.strerror}; give one you may write to"
+        ) from None
     old = _text(folder / CONFIG) if (folder / CONFIG).exists() else None
     if old is not None and not is_config(old):
         raise SpecError(
             f"save_pretrained: {folder / CONFIG} belongs to something else and is not overwritten; choose another folder"
         )
-    weights = _draft(folder / WEIGHTS, lambda path: save_file(_packed(tensors), path, metadata={"format": "pt"}))
+    try:
+        weights = _draft(folder / WEIGHTS, lambda path: save_file(_packed(tensors), path, metadata={"format": "pt"}))
+    except SafetensorError as error:
+        raise SpecError(
+            f"save_pretrained: cannot write into {folder}: {error}; give a folder you may write to"
+        ) from None
     try:
         if old != config:
             (folder / WEIGHTS).unlink(missing_ok=True)  # never the old weights under the new configuration

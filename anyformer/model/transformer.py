@@ -16,7 +16,7 @@ from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.mixer.base import Mixer
 from anyformer.model import storage
-from anyformer.model.arguments import check_ids, check_prompt, check_shapes
+from anyformer.model.arguments import check_ids, check_loading, check_prompt, check_shapes
 from anyformer.model.block import Block, build_norm
 from anyformer.model.cache import Cache
 from anyformer.model.config import ModelConfig
@@ -287,7 +287,8 @@ class Transformer(nn.Module):
         """Write `config.json` and `model.safetensors` into a folder, which is made where it is missing.
 
         Raises:
-            SpecError: the path is a file, the folder holds a config.json of something else, or the model has no weights.
+            SpecError: the path is a file or cannot be written to, the folder holds a config.json of something else, or the model
+                has no weights.
         """
         storage.write(Path(folder), self.config.to_json(), self, _is_config)
 
@@ -307,8 +308,9 @@ class Transformer(nn.Module):
 
         Raises:
             FileNotFoundError: the folder or one of its two files is missing.
-            SpecError: a file is of another version or damaged, or the two do not fit.
+            SpecError: a file is of another version or damaged, or the two do not fit; or a device or dtype that cannot be.
         """
+        check_loading(device, dtype)
         config = ModelConfig.from_json(storage.read_config(Path(folder)))
         with torch.device("meta"):
             model = cls(config)

@@ -61,7 +61,7 @@ def gathered(x: Float[Tensor, "b n c"], slots: Int[Tensor, "b m t"]) -> Float[Te
     """The tokens of the given slots, 0 for -1."""
     if not x.shape[1]:
         return x.new_zeros(len(x), slots.shape[1], slots.shape[2], x.shape[2])
-    found = take(x, slots.clamp(min=0).flatten(1)).unflatten(1, (slots.shape[1], -1))
+    found = take(x, slots.clamp(min=0).flatten(1)).unflatten(1, slots.shape[1:])
     return found.masked_fill(slots[..., None] < 0, 0.0)
 
 

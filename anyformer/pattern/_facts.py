@@ -12,6 +12,7 @@ from anyformer.errors import SpecError
 
 Places = Int[Tensor, "..."]
 Band = tuple[int | None, int | None]
+MOST = 2**31 - 1  # of any number of a pattern, so that products of two fit into int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Traits:
         band: (left, right) where its pairs are exactly -left <= k - q <= right, None for no limit; None: it is no band.
         horizon: how many tokens before a query a key can still be seen; None: for ever.
         stride: (q - k) is always a multiple of this.
-        depends: what beside the pair its answer depends on: "head", "layer", "lengths", "flags".
+        depends: what beside the distance of the pair its answer depends on: "place", "head", "layer", "lengths", "flags".
     """
 
     band: Band | None = None
@@ -117,13 +118,13 @@ def _narrowest(reaches: list[int | None]) -> int | None:
 
 
 def whole_number(owner: str, name: str, value: object, least: int, instead: str) -> int:
-    """`value`, if it is a whole number of at least `least`.
+    """`value`, if it is a whole number from `least` to `MOST`.
 
     Raises:
         SpecError: it is not; the message shows `instead` as an example.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SpecError(
-            f"{owner}: expected {name} as a whole number of at least {least}, got {value!r}; for example {instead}"
-        )
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        over = isinstance(value, int) and value > MOST
+        bound = f"at most {MOST}" if over else f"at least {least}"
+        raise SpecError(f"{owner}: expected {name} as a whole number of {bound}, got {value!r}; for example {instead}")
     return value

@@ -59,7 +59,9 @@ class Random(Pattern):
         return cover | self._drawn(grid, torch.arange(grid.m), swapped=True)
 
     def traits(self, causal: bool) -> Traits:
-        return Traits(depends=frozenset({"head", "layer"} if causal else {"head", "layer", "lengths"}))
+        return Traits(
+            depends=frozenset({"head", "layer", "place"} if causal else {"head", "layer", "place", "lengths"})
+        )
 
     def _drawn(self, grid: Grid, rows: Tensor, *, swapped: bool) -> Cover:
         zero = torch.zeros((), dtype=torch.int64)
@@ -111,7 +113,9 @@ class RandomBlocks(Pattern):
         return grid.squares(rows.expand_as(targets)[targets >= 0], targets[targets >= 0], self.block)
 
     def traits(self, causal: bool) -> Traits:
-        return Traits(depends=frozenset({"head", "layer"} if causal else {"head", "layer", "lengths"}))
+        return Traits(
+            depends=frozenset({"head", "layer", "place"} if causal else {"head", "layer", "place", "lengths"})
+        )
 
     def __repr__(self) -> str:
         avoid = f", avoid={self.avoid}" if self.avoid else ""

@@ -133,7 +133,7 @@ class BigBird(Pattern):
         return near | hubs | grid.squares(rows.expand_as(targets)[targets >= 0], targets[targets >= 0], side)
 
     def traits(self, causal: bool) -> Traits:
-        drawn = {"head", "layer"} if self.random else set()
+        drawn = {"place", "head", "layer"} if self.random else {"place"}
         return Traits(depends=frozenset(drawn if causal else drawn | {"lengths"}))
 
     def _blocks(self, batch: Places, like: Places, facts: Facts) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.errors import SpecError
 from anyformer.pattern._algebra import PerHead, PerLayer
-from anyformer.pattern._facts import Facts, Places, Traits, whole_number
+from anyformer.pattern._facts import MOST, Facts, Places, Traits, whole_number
 from anyformer.pattern._random import Random, RandomBlocks
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import SOME, WHOLE, Cover, Grid
@@ -183,7 +183,7 @@ class Block(Pattern):
         return grid.intervals(lambda q: (q // self.size * self.size, q // self.size * self.size + self.size - 1))
 
     def traits(self, causal: bool) -> Traits:
-        return Traits(horizon=self.size - 1)
+        return Traits(horizon=self.size - 1, depends=frozenset({"place"}))
 
     def __repr__(self) -> str:
         return f"Block({self.size})"
@@ -222,7 +222,7 @@ class Columns(Pattern):
         return keys if grid.facts.causal else keys | grid.hub_queries(places, later=True)
 
     def traits(self, causal: bool) -> Traits:
-        return Traits()
+        return Traits(depends=frozenset({"place"}))
 
     def __repr__(self) -> str:
         return f"Columns({self.period}, {self.count})"
@@ -245,6 +245,8 @@ class Global(Pattern):
             raise SpecError(
                 f"Global: expected a list of at least one place, got {self.tokens!r}; for example Global([0])"
             )
+        for place in places:
+            whole_number("Global", "each place", place, -MOST, "Global([0])")
         object.__setattr__(self, "tokens", tuple(sorted(set(self.tokens), key=lambda place: (place < 0, place))))
 
     def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
@@ -262,7 +264,7 @@ class Global(Pattern):
                 f"{self!r}: a causal layer does not know its last token; expected places from 0, got "
                 f"{min(self.tokens)}; for example Global([0])"
             )
-        return Traits(depends=frozenset({"lengths"} if min(self.tokens) < 0 else ()))
+        return Traits(depends=frozenset({"place", "lengths"} if min(self.tokens) < 0 else {"place"}))
 
     def _holds(self, batch: Places, place: Places, facts: Facts) -> Tensor:
         met = place.new_zeros((), dtype=torch.bool)

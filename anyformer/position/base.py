@@ -60,6 +60,8 @@ class Position(nn.Module):
         self.forms: tuple[tuple[Form, ...], ...] = ()
         self.relative = True
         """Whether outputs are unchanged when all positions shift by the same amount."""
+        self.widens = False
+        """Whether ROTATE gives wider queries and keys."""
         self.causal_only = False
         self.limit: int | tuple[int, int] | None = None
         """Positions 0..limit-1 exist, on a grid these rows and these columns; None: any."""

@@ -10,7 +10,9 @@ Deviations: no second position code is added at the embedding. Paths are solved 
 """
 
 from types import ModuleType
+from typing import Annotated
 
+import annotated_types as at
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
@@ -20,7 +22,7 @@ from anyformer.errors import IncompatibleError
 from anyformer.forms import Form
 from anyformer.position.base import Position
 from anyformer.site import Site
-from anyformer.typing import PositiveFloat, Size
+from anyformer.typing import Size
 
 _PIECE = 64  # steps of one call of the solver, which writes point by point into one tensor: each write costs all of it
 
@@ -56,7 +58,7 @@ class Floater(Position):
     cache keeps what has been solved.
 
     Args:
-        step: time from one position to the next.
+        step: time from one position to the next, at most 100.
         inner: steps of the solver for one position.
         adjoint: whether gradients come from a second equation, solved backwards, which keeps no intermediate points; they are
             then exact up to the error of the solver.
@@ -72,7 +74,9 @@ class Floater(Position):
     family = ("absolute", "continuous")
     scope = "model"
 
-    def __init__(self, site: Site, *, step: PositiveFloat = 0.01, inner: Size = 1, adjoint: bool = False) -> None:
+    def __init__(
+        self, site: Site, *, step: Annotated[float, at.Gt(0), at.Le(100)] = 0.01, inner: Size = 1, adjoint: bool = False
+    ) -> None:
         super().__init__(site)
         _solver()
         self.forms = ((Form.SHIFT,),)
@@ -129,8 +133,8 @@ def solve(
     solver = _solver()
     integrate = solver.odeint_adjoint if adjoint else solver.odeint
     parts = [start[None]]
-    for at in range(0, len(times) - 1, _PIECE):
-        parts.append(integrate(flow, parts[-1][-1], times[at : at + _PIECE + 1], method="rk4")[1:])
+    for first in range(0, len(times) - 1, _PIECE):
+        parts.append(integrate(flow, parts[-1][-1], times[first : first + _PIECE + 1], method="rk4")[1:])
     return torch.cat(parts)
 
 

@@ -37,6 +37,7 @@ class Pope(Position):
     def __init__(self, site: Site, *, base: PositiveFloat = 10000.0, spread: bool = False) -> None:
         super().__init__(site)
         self.forms = ((Form.ROTATE,),)
+        self.widens = True
         self.base = base
         self.delta = nn.Parameter(torch.zeros(site.kv_heads, site.head_dim))
         if spread:

@@ -449,6 +449,8 @@ FAULTS = {
     "bench --attention local(8) --what model": "--what: expected 'attention' or 'layer', got 'model'",
     "bench --attention local(8) --dtype float16": "--dtype: expected 'float32' or 'bfloat16', got 'float16'",
     "bench --attention local(8) --seconds 0": "more than 0 seconds, got 1024 and 0",
+    "bench --attention local(8) --seconds nan": "more than 0 seconds, got 1024 and nan",
+    "bench --attention local(8) --seconds inf": "more than 0 seconds, got 1024 and inf",
 }
 
 

@@ -12,7 +12,7 @@ import synthetic
 from rich.console import Console
 
 from anyformer.compare import report, section
-from anyformer.compare.record import Quality, Reference, Score
+from anyformer.compare.record import Quality, Reference, Score, to_line
 from anyformer.compare.report import build
 from anyformer.compare.store import Store, StoreError
 
@@ -280,12 +280,20 @@ def test_write_reports_a_torn_line_and_refuses_what_is_no_run(tmp_path: Path) ->
     with pytest.raises(StoreError, match="is not a run"):
         report.write(tmp_path)
     (tmp_path / "results.jsonl").write_text('{"schema":1,"tri')
+    with pytest.raises(
+        StoreError, match=r"results\.jsonl holds no whole line, so there is nothing to report; finish a trial"
+    ):
+        report.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+    whole = to_line(synthetic.trial("softmax", "rope"))
+    (tmp_path / "results.jsonl").write_text(whole + '\n{"schema":1,"tri')
     report.write(tmp_path)
     assert "the last line of results.jsonl is torn" in (tmp_path / "report.html").read_text()
 
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    Store.open(tmp_path).close()
+    with Store.open(tmp_path) as store:
+        store.append(synthetic.trial("softmax", "rope"))
     (tmp_path / "report.html").mkdir()
     with pytest.raises(StoreError, match=r"cannot write the report to .*: Is a directory"):
         report.write(tmp_path)

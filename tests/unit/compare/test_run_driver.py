@@ -15,6 +15,7 @@ from anyformer.compare.run import Listener, Request, compare
 from anyformer.compare.speed import Measured
 from anyformer.compare.store import Store
 from anyformer.compare.worker import Job
+from anyformer.errors import IncompatibleError, SpecError
 
 PAIRS = (("softmax", "none"), ("softmax", "learned"), ("linformer", "none"))
 
@@ -99,6 +100,27 @@ def test_what_is_asked_for_in_which_order(scene: Scene) -> None:
     assert [trial.index for trial in trials] == [2, 0, 1, 0, 1]
     assert trials[1].costs[1] == timed(32).model_copy(update={"memory": 32, "peak": 64})
     assert trials[1].tokens_per_second == pytest.approx(128)
+
+
+def test_encodings_of_rows_and_columns_are_refused_on_a_row_of_tokens(scene: Scene) -> None:
+    trials = scene.compare(pairs=(("softmax", "none"), ("softmax", "rope_2d")), steps=5)
+    assert [(trial.position, trial.status) for trial in trials] == [("rope_2d", "refused"), ("none", "ok")]
+    assert trials[0].reason.startswith(
+        "rope_2d reads a row and a column for each token, and the tokens of a task stand"
+    )
+    with pytest.raises(
+        IncompatibleError, match=r"no pair of this grid composes:\n  softmax \+ irpe: irpe reads a row and"
+    ):
+        scene.compare(pairs=(("softmax", "irpe"),))
+    assert scene.asked() == []
+
+
+def test_a_baseline_is_looked_up_before_the_folder_is_made(scene: Scene) -> None:
+    with pytest.raises(SpecError, match="no method is named 'foo'; there are: linformer"):
+        scene.compare(baseline="foo")
+    assert not scene.folder.exists()
+    scene.compare(steps=5)
+    assert scene.compare(pairs=PAIRS[1:], steps=5, baseline="softmax + none")
 
 
 def test_the_rest_is_measured_and_trained_as_the_whole_was_planned(scene: Scene) -> None:

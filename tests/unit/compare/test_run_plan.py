@@ -107,6 +107,8 @@ def test_sizes_are_a_spec() -> None:
     for text in ("model(dim=0)", "modal()", "model(width=3)"):
         with pytest.raises(SpecError):
             read_sizes(text)
+    with pytest.raises(SpecError, match=r"^--model: kv_heads=3 must divide heads=4"):
+        read_sizes("model(kv_heads=3)")
 
 
 def test_a_grid_names_each_method_once_in_the_order_given() -> None:

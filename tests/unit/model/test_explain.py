@@ -105,6 +105,10 @@ def test_a_model_is_as_before() -> None:
     assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
 
 
+def test_no_rows_give_nothing() -> None:
+    assert build("softmax", "rope").explain(tokens(), [])[0].shape == (2, 4, 0, 13)
+
+
 def test_what_cannot_be_explained() -> None:
     model = build("softmax", "rope")
     with pytest.raises(SpecError, match=re.escape("explain: expected rows from 0 to 12, got 13, -1")):

@@ -157,7 +157,11 @@ def test_settings_out_of_range_are_refused_together():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"max_new_tokens": -1}, SpecError, "generate: expected max_new_tokens of at least 0, got -1"),
+        (
+            {"max_new_tokens": -1},
+            SpecError,
+            "generate: expected max_new_tokens as a whole number of at least 0, got -1",
+        ),
         ({"eos": VOCAB}, SpecError, r"generate: expected eos from 0 to 22 \(vocab=23\), got 23"),
         ({"pad": -1}, SpecError, r"generate: expected pad from 0 to 22 \(vocab=23\), got -1"),
         (
@@ -170,6 +174,20 @@ def test_settings_out_of_range_are_refused_together():
 )
 def test_what_cannot_be_continued_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
+        model().generate(**{"tokens": ids(2, 4), "max_new_tokens": 3, **arguments})
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_new_tokens": 1.5}, "generate: expected max_new_tokens as a whole number of at least 0, got 1.5"),
+        ({"max_new_tokens": True}, "generate: expected max_new_tokens as a whole number of at least 0, got True"),
+        ({"eos": 1.5}, r"generate: expected eos from 0 to 22 \(vocab=23\), got 1.5"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(arguments, message):
+    with pytest.raises(SpecError, match=message):
         model().generate(**{"tokens": ids(2, 4), "max_new_tokens": 3, **arguments})
 
 

@@ -161,6 +161,28 @@ def test_a_file_is_no_folder(tmp_path):
         model().save_pretrained(tmp_path / "file")
 
 
+def test_a_place_that_cannot_hold_a_model(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"cannot make the folder .*file/deep: Not a directory; give one you may write"):
+        model().save_pretrained(tmp_path / "file" / "deep")
+    with pytest.raises(SpecError, match=r"cannot write into /proc: .*; give a folder you may write to"):
+        model().save_pretrained("/proc")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"dtype": torch.int8}, r"expected dtype as a floating one such as torch.float32 or .*, got torch.int8"),
+        ({"device": "foo"}, "expected a device of this machine, 'cpu'.*, got 'foo': Expected one of cpu, cuda"),
+        ({"device": "cuda:99"}, "expected a device of this machine, 'cpu'.*, got 'cuda:99': "),
+    ],
+)
+def test_weights_go_where_they_can(tmp_path, where, message):
+    model().save_pretrained(tmp_path)
+    with pytest.raises(SpecError, match=f"from_pretrained: {message}"):
+        Transformer.from_pretrained(tmp_path, **where)
+
+
 def test_a_model_without_weights_is_not_saved(tmp_path):
     with torch.device("meta"):
         built = Transformer(config())

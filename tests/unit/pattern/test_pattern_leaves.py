@@ -113,6 +113,9 @@ def test_names():
     "make, message",
     [
         (lambda: Local(-1), r"Local: expected left as a whole number of at least 0, got -1; for example Local\(64\)"),
+        (lambda: Local(2**31), r"Local: expected left as a whole number of at most 2147483647, got 2147483648"),
+        (lambda: Global([10**30]), r"Global: expected each place as a whole number of at most 2147483647, got 1000"),
+        (lambda: Global([-(2**31)]), r"Global: expected each place as a whole number of at least -2147483647, got -21"),
         (lambda: Local(3, -2), r"Local: expected right as a whole number of at least 0, got -2; for example"),
         (
             lambda: Strided(0),

@@ -1,0 +1,61 @@
+"""What a layer cannot be given, and what cannot be built, says so."""
+
+import re
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.errors import IncompatibleError, SpecError
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        (torch.zeros(3, 8), "float32 [3, 8]"),
+        (torch.zeros(1, 3, 9), "float32 [1, 3, 9]"),
+        (torch.zeros(1, 3, 8, dtype=torch.int64), "int64 [1, 3, 8]"),
+    ],
+)
+def test_vectors_of_another_shape(x: torch.Tensor, got: str) -> None:
+    layer = af.MultiHead(8, 2)
+    with pytest.raises(ValueError, match=re.escape(f"x: expected floating vectors [batch, tokens, 8], got {got}")):
+        layer(x)
+    with pytest.raises(ValueError, match=re.escape(f"source: expected floating vectors [batch, tokens, 8], got {got}")):
+        layer(torch.zeros(1, 3, 8), source=x)
+
+
+@pytest.mark.parametrize("attention", ["performer", "rfa", "gated_linear"])
+def test_an_encoding_that_widens_what_was_built_for_one_width(attention: str) -> None:
+    expected = f"pope widens queries and keys, and {attention} was built for their width; use rope, or linear or delta"
+    with pytest.raises(IncompatibleError, match=re.escape(expected)):
+        af.MultiHead(8, 2, attention=attention, position="pope")
+
+
+@pytest.mark.parametrize("pattern", ["Block(4)", "Global([0]) | Local(1)", "bigbird(block=4)", "random(2)"])
+def test_documents_with_a_pattern_that_counts_places(pattern: str) -> None:
+    layer = af.MultiHead(8, 2, attention=pattern)
+    with pytest.raises(IncompatibleError, match="cannot keep documents of one row apart; give each document a row"):
+        layer(torch.zeros(1, 9, 8), document_ids=torch.zeros(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("pattern", ["Local(2)", "strided(3)", "dilated(2, 1, 2)", "Local(1) | Flagged()"])
+def test_documents_with_a_pattern_of_distances(pattern: str) -> None:
+    layer = af.MultiHead(8, 2, attention=pattern).double()
+    x = torch.randn(1, 17, 8, dtype=torch.float64)
+    ids = (torch.arange(17) > 6).long()[None]
+    out = layer(x, document_ids=ids)
+    torch.testing.assert_close(out, torch.cat([layer(x[:, :7]), layer(x[:, 7:])], dim=1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", ["peg", "cnn_padding"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_tokens_at_all(position: str, causal: bool) -> None:
+    config = af.ModelConfig(vocab=9, dim=8, depth=1, heads=2, position=position, causal=causal, head="lm")
+    assert af.Transformer(config)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 9)
+
+
+def test_a_step_beyond_reason() -> None:
+    with pytest.raises(SpecError, match="step"):
+        af.build_position("floater(step=1e300)", af.Site(8, 2))
