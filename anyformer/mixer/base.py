@@ -126,7 +126,11 @@ class Mixer(nn.Module):
         queries, keys = sides(n, x.device, parts, cache, keep)
         if source is not None:
             source, keys = self._source(source, source_mask, source_positions)
-            shifted = queries.places + keys.count - queries.count  # the last query sees the last key
+            there = keys.count
+            later = there - queries.count  # the last query sees the last key
+            if isinstance(there, Tensor):
+                later = torch.where(there == 0, 0, later)  # nothing to see: any place will do
+            shifted = queries.places + later
             queries = replace(queries, places=shifted, positions=shifted if queries.arithmetic else queries.positions)
         if drawn is not None:
             same = keys is queries
