@@ -1,6 +1,6 @@
 """Softmax attention through tiles: windows, global tokens, lists of blocks and of keys, without an n x m tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -173,13 +173,13 @@ def _window(parts: Parts | None, n: int, m: int) -> Window | None:
     return Window(left, right, parts)
 
 
-def _bias_only(offsets: object) -> bool:
+def _bias_only(offsets: Callable[[int, int], Offsets] | None) -> bool:
     if offsets is None:
         return True
-    tables: Offsets = offsets(0, 0)  # type: ignore[operator]  # a callable, checked above
+    tables = offsets(0, 0)
     return tables.keys is None and tables.values is None and tables.queries is None and tables.shift is None
 
 
-def _globals_fit(window: Window, offsets: object) -> bool:
+def _globals_fit(window: Window, offsets: Callable[[int, int], Offsets] | None) -> bool:
     """Global columns beyond the window know biases only."""
     return not (window.parts.tokens or window.parts.flagged) or _bias_only(offsets)

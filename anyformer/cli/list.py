@@ -25,7 +25,8 @@ def run(kind: str, wildcard: str, matrix: bool, causal: bool, reasons: bool) -> 
     if matrix or reasons:
         _matrix(console, causal, reasons)
         return 0
-    found = [method for each in ([kind] if kind else KINDS) for method in list_methods(each, wildcard)]  # type: ignore[arg-type]
+    kinds = [each for each in KINDS if not kind or each == kind]
+    found = [method for each in kinds for method in list_methods(each, wildcard)]
     if not kind:  # the kind "attention" covers mixers and patterns
         found = list({(method.kind, method.name): method for method in found}.values())
     if not found:

@@ -6,6 +6,7 @@ from torch import Tensor
 from anyformer.ops import linear_pass
 from anyformer.ops.linear_composite import pass_composite
 from anyformer.ops.linear_tiles import Operands, Rule, results
+from anyformer.ops.node import node
 
 
 def run_pass(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -19,8 +20,7 @@ def run_pass(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Ten
     return out, den, s_all[:, :, -1], z_all[:, :, -1]
 
 
-@torch.library.custom_op("anyformer::linear_forward", mutates_args=())
-def linear_forward(
+def run_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -43,13 +43,11 @@ def linear_forward(
         return linear_pass.forward(x, s, z, rule)
 
 
-@linear_forward.register_fake
-def _(q, k, v, q_den, k_den, fade, keep, s, z, *rule):
+def fake_forward(q, k, v, q_den, k_den, fade, keep, s, z, *rule):
     return results(Operands(q, k, v, q_den, k_den, fade, keep), Rule(*rule))
 
 
-@torch.library.custom_op("anyformer::linear_backward", mutates_args=())
-def linear_backward(
+def run_backward(
     d_out: Tensor,
     d_den: Tensor | None,
     d_s: Tensor | None,
@@ -81,8 +79,7 @@ def linear_backward(
         return [q.new_empty(0) if grad is None else grad.contiguous() for grad in grads]
 
 
-@linear_backward.register_fake
-def _(d_out, d_den, d_s, d_z, q, k, v, q_den, k_den, fade, keep, out, den, s_all, z_all, *rule):
+def fake_backward(d_out, d_den, d_s, d_z, q, k, v, q_den, k_den, fade, keep, out, den, s_all, z_all, *rule):
     fading = rule[-1]
     like = (q, k, v, q_den, k_den, fade if fading else None, s_all[:, :, 0], z_all[:, :, 0])
     return [q.new_empty(0) if y is None else y.new_empty(y.shape) for y in like]
@@ -119,4 +116,6 @@ def _differentiate_twice(inputs, rule, d_results):
     return [next(grads) if y is not None and y.requires_grad else None for y in inputs]
 
 
-linear_forward.register_autograd(_differentiate, setup_context=_save)
+linear_forward = node("linear_forward", run_forward, fake_forward)
+linear_backward = node("linear_backward", run_backward, fake_backward)
+torch.library.register_autograd("anyformer::linear_forward", _differentiate, setup_context=_save)
