@@ -4,7 +4,11 @@ Tests marked `plain` (compiling, exporting, messages about wrong types) run in a
 `ANYFORMER_PLAIN=1 pytest`.
 """
 
+import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["ANYFORMER_COSTS"] = "built-in"  # the same ways on every machine
@@ -37,3 +41,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def naive() -> Callable[[str], ModuleType]:
+    """fla's plain torch reference of an operator, loaded by path: the package as a whole needs a GPU compiler."""
+
+    def load(operator: str) -> ModuleType:
+        root = importlib.util.find_spec("fla")
+        assert root is not None
+        assert root.origin is not None
+        path = Path(root.origin).parent / "ops" / operator / "naive.py"
+        spec = importlib.util.spec_from_file_location(f"fla_{operator}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -25,7 +25,7 @@ def run(kind: str, wildcard: str, matrix: bool, causal: bool, reasons: bool) -> 
     if matrix or reasons:
         _matrix(console, causal, reasons)
         return 0
-    kinds = [each for each in KINDS if not kind or each == kind]
+    kinds = KINDS if not kind else (KINDS[[*map(str, KINDS)].index(kind)],)
     found = [method for each in kinds for method in list_methods(each, wildcard)]
     if not kind:  # the kind "attention" covers mixers and patterns
         found = list({(method.kind, method.name): method for method in found}.values())

@@ -1,8 +1,6 @@
 """delta against fla's recurrence and its closed form, with its norm and gate, turned by a rotary encoding, and both ways."""
 
-import importlib.util
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -18,16 +16,6 @@ from anyformer.side import side
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 BARE = "delta(norm=False)"
-
-
-def fla() -> ModuleType:
-    path = Path(sysconfig.get_paths()["purelib"]) / "fla" / "ops" / "delta_rule" / "naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive_delta", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layer(spec: str, position: str = "none", **facts: object) -> MultiHead:
@@ -59,10 +47,10 @@ def agree(out: Tensor, truth: Tensor, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_causal_equals_fla(kv_heads: int) -> None:
+def test_causal_equals_fla(naive: Callable[[str], ModuleType], kv_heads: int) -> None:
     built = layer(BARE, causal=True, kv_heads=kv_heads).float()
     x = torch.randn(2, 75, 32, requires_grad=True)
-    theirs = fla().delta_rule_recurrence(*(each.detach() for each in heads(built, x)))[0]
+    theirs = naive("delta_rule").delta_rule_recurrence(*(each.detach() for each in heads(built, x)))[0]
     torch.testing.assert_close(built(x), theirs.transpose(1, 2).flatten(2), rtol=2e-6, atol=2e-6)
 
 

@@ -1,8 +1,6 @@
 """gated_linear against fla's step by step reference and its quadratic form, with its norm and gate, and in both directions."""
 
-import importlib.util
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -18,16 +16,6 @@ from anyformer.side import side
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
 BARE = "gated_linear(rank=3, norm=False, gate=False)"
-
-
-def fla() -> ModuleType:
-    path = Path(sysconfig.get_paths()["purelib"]) / "fla" / "ops" / "gla" / "naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive_gla", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layer(spec: str, **facts: object) -> MultiHead:
@@ -51,10 +39,10 @@ def agree(out: Tensor, truth: Tensor, x: Tensor, tolerance: dict = TIGHT) -> Non
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_causal_equals_fla(kv_heads: int) -> None:
+def test_causal_equals_fla(naive: Callable[[str], ModuleType], kv_heads: int) -> None:
     built = layer(BARE, causal=True, kv_heads=kv_heads).float()
     x = torch.randn(2, 75, 32, requires_grad=True)
-    theirs = _recurrent(fla(), *(each.transpose(1, 2) for each in heads(built, x)))
+    theirs = _recurrent(naive("gla"), *(each.transpose(1, 2) for each in heads(built, x)))
     torch.testing.assert_close(built(x), theirs, rtol=2e-5, atol=2e-5)
 
 

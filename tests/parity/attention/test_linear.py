@@ -1,8 +1,6 @@
 """linear against fla's step by step reference, against its quadratic form, and rotary positions in the numerator only."""
 
-import importlib.util
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -11,16 +9,6 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.mixer.multihead import MultiHead
-
-
-def _fla() -> ModuleType:
-    path = Path(sysconfig.get_paths()["purelib"]) / "fla" / "ops" / "linear_attn" / "naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive_linear", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _layer(position: str = "none", **facts: object) -> tuple[MultiHead, torch.Tensor]:
@@ -33,10 +21,10 @@ def _heads(layer: MultiHead, x: torch.Tensor) -> list[torch.Tensor]:
     return [each(x).unflatten(-1, (4, 8)).transpose(1, 2) for each in (layer.q, layer.k, layer.v)]
 
 
-def test_causal_equals_fla() -> None:
+def test_causal_equals_fla(naive: Callable[[str], ModuleType]) -> None:
     layer, x = _layer(causal=True)
     q, k, v = (each.transpose(1, 2) for each in _heads(layer, x))  # [b n h d]
-    theirs = _fla().naive_recurrent_linear_attn(F.elu(q) + 1, F.elu(k) + 1, v, normalize=True)[0]
+    theirs = naive("linear_attn").naive_recurrent_linear_attn(F.elu(q) + 1, F.elu(k) + 1, v, normalize=True)[0]
     ours = layer(x)
     torch.testing.assert_close(ours.float(), theirs.flatten(2).float(), rtol=2e-6, atol=2e-6)
 

@@ -1,8 +1,6 @@
 """retention against fla's parallel reference and the published recurrence, with its norm and gate, and in both directions."""
 
-import importlib.util
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -18,16 +16,6 @@ from anyformer.side import side
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
 BARE = "retention(norm=False, gate=False)"
-
-
-def fla() -> ModuleType:
-    path = Path(sysconfig.get_paths()["purelib"]) / "fla" / "ops" / "retention" / "naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive_retention", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layer(spec: str, position: str = "none", **facts: object) -> MultiHead:
@@ -56,10 +44,10 @@ def agree(out: Tensor, truth: Tensor, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_causal_equals_fla(kv_heads: int) -> None:
+def test_causal_equals_fla(naive: Callable[[str], ModuleType], kv_heads: int) -> None:
     built = layer(BARE, causal=True, kv_heads=kv_heads).float()
     x = torch.randn(2, 75, 32, requires_grad=True)
-    out, theirs = built(x), fla().naive_retention(*heads(built, x)).transpose(1, 2).flatten(2)
+    out, theirs = built(x), naive("retention").naive_retention(*heads(built, x)).transpose(1, 2).flatten(2)
     torch.testing.assert_close(out, theirs, rtol=2e-6, atol=2e-6)
     upstream = torch.randn_like(out)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, upstream)[0] for y in (out, theirs)), rtol=2e-5, atol=1e-5)

@@ -1,8 +1,6 @@
 """taylor against fla's parallel reference, against its quadratic form, and widened queries and keys as exact positions."""
 
-import importlib.util
-import sysconfig
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -14,16 +12,6 @@ from anyformer.mixer.multihead import MultiHead
 from anyformer.ops.feature_maps import taylor2
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
-
-
-def fla() -> ModuleType:
-    path = Path(sysconfig.get_paths()["purelib"]) / "fla" / "ops" / "based" / "naive.py"
-    spec = importlib.util.spec_from_file_location("fla_naive_based", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layer(spec: str = "taylor", position: str = "none", **facts: object) -> MultiHead:
@@ -46,17 +34,17 @@ def agree(out: Tensor, truth: Tensor, x: Tensor) -> None:
 
 @pytest.mark.parametrize("spec", ["taylor", "taylor(width=3)"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_causal_equals_fla(spec: str, kv_heads: int) -> None:
+def test_causal_equals_fla(naive: Callable[[str], ModuleType], spec: str, kv_heads: int) -> None:
     built = layer(spec, causal=True, kv_heads=kv_heads)
     x = torch.randn(2, 75, 32, dtype=torch.float64, requires_grad=True)
     q, k, v = heads(built, x)
     if "width" in spec:
         maps = dict(built.attention.named_parameters())
         q, k = q @ maps["query_map"], k @ maps["key_map"].repeat_interleave(4 // kv_heads, 0)
-    naive = fla().naive_parallel_based
-    num, den = (naive(q, k, values, use_norm=False) for values in (v, torch.ones_like(v)))
+    based = naive("based").naive_parallel_based
+    num, den = (based(q, k, values, use_norm=False) for values in (v, torch.ones_like(v)))
     agree(built(x), (num / den).transpose(1, 2).flatten(2), x)
-    added = naive(q, k, v).transpose(1, 2).flatten(2)  # with 1e-6 on the denominator, which is at least 0.5
+    added = based(q, k, v).transpose(1, 2).flatten(2)  # with 1e-6 on the denominator, which is at least 0.5
     torch.testing.assert_close(built(x), added, rtol=3e-6, atol=3e-6)
 
 

@@ -1,8 +1,7 @@
 """FoX against flash-linear-attention's reference and x-transformers' bias; in kernel attention against its sum."""
 
-import importlib.util
 import warnings
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -21,19 +20,6 @@ with warnings.catch_warnings():  # it uses torch.jit.script, which torch depreca
     from x_transformers.x_transformers import DataDependentAlibi
 
 
-def by_path(name: str) -> ModuleType:
-    """One file of a package that cannot be imported whole without a GPU compiler."""
-    root = importlib.util.find_spec("fla")
-    assert root is not None
-    assert root.origin is not None
-    spec = importlib.util.spec_from_file_location("naive", Path(root.origin).parent / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def layer(attention: str = "softmax", *, dtype: torch.dtype = torch.float32) -> af.MultiHead:
     built = af.MultiHead(12, 4, kv_heads=2, attention=attention, position="fox(start=1.0)", causal=True).to(dtype)
     torch.nn.init.normal_(built.position.gate.weight)
@@ -46,11 +32,11 @@ def projected(built: af.MultiHead, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("attention", "window"), [("softmax", None), ("local(2)", 3)])
-def test_flash_linear_attention(attention: str, window: int | None) -> None:
+def test_flash_linear_attention(naive: Callable[[str], ModuleType], attention: str, window: int | None) -> None:
     built, x, probe = layer(attention), torch.randn(2, 9, 12, requires_grad=True), torch.randn(2, 9, 12)
     gates = F.logsigmoid(built.position.gate(x))
-    naive = by_path("ops/forgetting_attn/naive.py").naive_forgetting_attn
-    theirs = built.o(naive(*projected(built, x), gates, window_size=window).flatten(2))
+    attend = naive("forgetting_attn").naive_forgetting_attn
+    theirs = built.o(attend(*projected(built, x), gates, window_size=window).flatten(2))
     weights = built.position.gate.weight
     results = [(out, *torch.autograd.grad((out * probe).sum(), (x, weights))) for out in (built(x), theirs)]
     for ours, other in zip(*results, strict=True):

@@ -1,8 +1,7 @@
 """PaTH against flash-linear-attention's reference, and against its product of matrices, pair by pair."""
 
-import importlib.util
 import math
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -14,19 +13,6 @@ import anyformer as af
 from anyformer.errors import IncompatibleError
 from anyformer.position import path
 from anyformer.side import side
-
-
-def by_path(name: str) -> ModuleType:
-    """One file of a package that cannot be imported whole without a GPU compiler."""
-    root = importlib.util.find_spec("fla")
-    assert root is not None
-    assert root.origin is not None
-    spec = importlib.util.spec_from_file_location("naive_path", Path(root.origin).parent / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def drawn(n: int, m: int, width: int = 4) -> tuple[Tensor, ...]:
@@ -77,14 +63,14 @@ def layer(attention: str = "softmax", *, dtype: torch.dtype = torch.float32, tap
 
 
 @pytest.mark.parametrize("n", [9, 70])
-def test_outputs_and_gradients_of_flash_linear_attention(n: int) -> None:
+def test_outputs_and_gradients_of_flash_linear_attention(naive: Callable[[str], ModuleType], n: int) -> None:
     built, probe = layer(), torch.randn(2, n, 16)
     x = torch.randn(2, n, 16, requires_grad=True)
     projected = [each(x).unflatten(-1, (-1, 4)) for each in (built.q, built.k, built.v)]
     facts = built.position.prepare(x, side(n, x.device), None)
     w, beta = facts[..., :8].unflatten(-1, (2, 4)), facts[..., 8:]
-    naive = by_path("ops/path_attn/naive.py").naive_path_attn
-    theirs = built.o(naive(*projected, w, beta, torch.zeros(2, n, 4), scale=0.5, chunk_size=16).flatten(2))
+    attend = naive("path_attn").naive_path_attn
+    theirs = built.o(attend(*projected, w, beta, torch.zeros(2, n, 4), scale=0.5, chunk_size=16).flatten(2))
     asked = (x, built.position.taps, built.position.up.weight, built.position.strength.weight)
     results = [(out, *torch.autograd.grad((out * probe).sum(), asked)) for out in (built(x), theirs)]
     for ours, other in zip(*results, strict=True):

@@ -1,9 +1,7 @@
 """Linear attention against the quadratic form it stands for, against itself in other forms, and against other projects."""
 
-import importlib.util
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -205,29 +203,20 @@ def test_more_keys_than_queries_continue_a_state():
     torch.testing.assert_close(out, quadratic(q, k, v, True, log_decay=decay)[:, :, 25:], **TIGHT)
 
 
-def naive(path, name):
-    """A function of fla's plain torch references, whose package cannot be imported without a GPU compiler."""
-    file = Path(importlib.util.find_spec("fla").submodule_search_locations[0]) / "ops" / path / "naive.py"
-    spec = importlib.util.spec_from_file_location(f"fla_{path}", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
-def test_equals_flash_linear_attention():
+def test_equals_flash_linear_attention(naive):
     q, k, v = made(50, 50, dtype=torch.float32)
     q, k = ((4 * x.detach() - 2).requires_grad_() for x in (q, k))
     features = (elu1(q).transpose(1, 2), elu1(k).transpose(1, 2), v.transpose(1, 2))
-    truth = naive("linear_attn", "naive_recurrent_linear_attn")(*features, normalize=True)[0].transpose(1, 2)
+    truth = naive("linear_attn").naive_recurrent_linear_attn(*features, normalize=True)[0].transpose(1, 2)
     agree(
         linear_attention(q, k, v, causal=True, features="elu1", chunk=8), truth, (q, k, v), {"rtol": 2e-6, "atol": 2e-6}
     )
 
 
-def test_equals_retention_of_flash_linear_attention():
+def test_equals_retention_of_flash_linear_attention(naive):
     q, k, v = made(50, 50, dtype=torch.float32)
     decay = torch.log1p(-(2.0 ** (-5.0 - torch.arange(4))))
-    truth = naive("retention", "naive_retention")(q, k, v)
+    truth = naive("retention").naive_retention(q, k, v)
     out = linear_attention(q * 5**-0.5, k, v, causal=True, log_decay=decay, normalise=False, chunk=8)
     agree(out, truth, (q, k, v), {"rtol": 2e-6, "atol": 4e-6})
 
