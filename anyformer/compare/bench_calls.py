@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.compare.bench_record import Contender, Measure, Setting
+from anyformer.compare.trial import verdict_in_a_row
 from anyformer.context import Context
 from anyformer.forms import check
-from anyformer.model.build import added_at_embedding, build_attention, build_mixer, build_position, slot, verdict
+from anyformer.model.build import added_at_embedding, build_attention, build_mixer, build_position, slot
 from anyformer.position.bind import bind
 from anyformer.side import side
 
@@ -75,7 +76,7 @@ def refusal(contender: Contender, setting: Setting, length: int) -> str:
         SpecError: a spec is wrong.
     """
     site = setting.site(length)
-    judged = verdict(contender.attention, contender.position, site)
+    judged = verdict_in_a_row(contender.attention, contender.position, site)
     if not judged.runs:
         return judged.reason
     with torch.device("meta"):

@@ -4,8 +4,6 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from anyformer.compare.budget import FEWEST, PlanFile, affordable, budget_text, rounded
 from anyformer.compare.costs import measure_all
 from anyformer.compare.environment import busy
@@ -16,11 +14,10 @@ from anyformer.compare.record import Record, Trial, key_of
 from anyformer.compare.speed import Measured
 from anyformer.compare.store import RESULTS, Store, read
 from anyformer.compare.text import listing
-from anyformer.compare.trial import Plan, Sizes, build_task, grid
+from anyformer.compare.trial import Plan, Sizes, build_task, grid, verdict_in_a_row
 from anyformer.compare.worker import Job, Kind
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Verdict
-from anyformer.model.build import build_position, verdict
 from anyformer.site import Site
 from anyformer.task.base import Task
 
@@ -252,28 +249,12 @@ def _cells(request: Request, tasks: dict[str, Task]) -> tuple[list[Plan], list[t
                 fingerprint=task.fingerprint,
                 index=len(legal) + len(refused),
             )
-            judged = _judged(attention, position, site)
+            judged = verdict_in_a_row(attention, position, site)
             if judged.runs:
                 legal.append(plan)
             else:
                 refused.append((plan, judged))
     return legal, refused
-
-
-def _judged(attention: str, position: str, site: Site) -> Verdict:
-    """Whether a pair composes, on a task whose tokens stand in a row."""
-    judged = verdict(attention, position, site)
-    if not judged.runs:
-        return judged
-    with torch.device("meta"):
-        axes = build_position(position, site).axes
-    if axes == 1:
-        return judged
-    return Verdict(
-        "refused",
-        f"{position} reads a row and a column for each token, and the tokens of a task stand in one row; "
-        "use an encoding of one number a token such as rope, alibi or sinusoidal",
-    )
 
 
 def _check_baseline(request: Request, plans: list[Plan], folder: Path) -> None:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from anyformer.errors import SpecError
-from anyformer.model.build import position_slot, slot
+from anyformer.forms import Verdict
+from anyformer.model.build import build_position, position_slot, slot, verdict
 from anyformer.model.config import ModelConfig
 from anyformer.pattern.leaves import SLOT_NAMES, PerHead
 from anyformer.registry import Kind, Method, bind, canonical, find, names, sequence_knobs
@@ -151,6 +154,22 @@ def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -
                 case _:
                     found[str(canonical(find("task", each.name), each))] = None
     return list(found)
+
+
+def verdict_in_a_row(attention: str, position: str, site: Site) -> Verdict:
+    """Whether a pair composes where tokens stand in a row, as they do in every task and benchmark; see `verdict`."""
+    judged = verdict(attention, position, site)
+    if not judged.runs:
+        return judged
+    with torch.device("meta"):
+        axes = build_position(position, site).axes
+    if axes == 1:
+        return judged
+    return Verdict(
+        "refused",
+        f"{position} reads a row and a column for each token, and here tokens stand in one row; "
+        "use an encoding of one number a token such as rope, alibi or sinusoidal",
+    )
 
 
 def _method_of(kind: str, name: str) -> Method | None:

@@ -5,6 +5,7 @@ training and a factor s by which inputs are longer.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -177,7 +178,7 @@ class Llama3(Scaling):
         return speeds / self.factor * (1 - plain) + speeds * plain
 
 
-KINDS: dict[str, type[Scaling]] = {
+KINDS: dict[str, Callable[..., Scaling]] = {
     "linear": Linear,
     "ntk": Ntk,
     "dynamic_ntk": DynamicNtk,
@@ -194,7 +195,7 @@ def build(spec: Spec) -> Scaling:
         SpecError: an unknown name, wrong knobs.
     """
     method = _method(spec)
-    return KINDS[spec.name](**bind(method, spec))  # type: ignore[arg-type]
+    return KINDS[spec.name](**bind(method, spec))
 
 
 def _canonical(value: object) -> Spec:

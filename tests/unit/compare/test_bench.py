@@ -368,6 +368,7 @@ def test_refusals_say_what_to_type() -> None:
     setting = setting_of(SMALL)
     assert refusal(own("local(8)", "alibi"), setting, 64) == ""
     assert "time it with --position none" in refusal(own("local(8)", "sinusoidal"), setting, 64)
+    assert "rope_2d reads a row and a column for each token" in refusal(own("softmax", "rope_2d"), setting, 64)
     assert "linformer cannot use alibi" in refusal(own("linformer", "alibi"), setting, 64)
     assert refusal(own("fnet"), setting_of(SMALL | {"what": "layer"}), 64) == ""
     causal = setting_of(SMALL | {"causal": True})

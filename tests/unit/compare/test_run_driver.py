@@ -105,9 +105,7 @@ def test_what_is_asked_for_in_which_order(scene: Scene) -> None:
 def test_encodings_of_rows_and_columns_are_refused_on_a_row_of_tokens(scene: Scene) -> None:
     trials = scene.compare(pairs=(("softmax", "none"), ("softmax", "rope_2d")), steps=5)
     assert [(trial.position, trial.status) for trial in trials] == [("rope_2d", "refused"), ("none", "ok")]
-    assert trials[0].reason.startswith(
-        "rope_2d reads a row and a column for each token, and the tokens of a task stand"
-    )
+    assert trials[0].reason.startswith("rope_2d reads a row and a column for each token, and here tokens stand")
     with pytest.raises(
         IncompatibleError, match=r"no pair of this grid composes:\n  softmax \+ irpe: irpe reads a row and"
     ):
