@@ -1,79 +1,22 @@
-"""The benchmark: what its lines hold, break-even and growth on numbers made up for it, marks, refusals and mistakes."""
+"""The benchmark: what its lines hold, marks, the command, its table and chart, and mistakes."""
 
-import importlib.util
-import io
-import math
 from pathlib import Path
 
 import pytest
-import torch
-from rich.console import Console
+from benches import SMALL, made_up, own, printed
 
 from anyformer.cli import bench as verb
 from anyformer.cli import main as cli
 from anyformer.compare import bench as driver
-from anyformer.compare.bench import Request, anchor, bench, predicted, setting_of
-from anyformer.compare.bench_calls import Inputs, own_calls, refusal
+from anyformer.compare.bench import Request, bench, setting_of
 from anyformer.compare.bench_chart import draw
-from anyformer.compare.bench_peers import PEERS, peer_calls, peer_refusal
-from anyformer.compare.bench_products import count, useful
-from anyformer.compare.bench_race import Entry, Probe, Race, Turn, race
-from anyformer.compare.bench_record import DENSE, RESULTS, Bench, Cell, Contender, Cost, Noise, Ratio, Run, append, read
-from anyformer.compare.bench_summary import break_even, growth, summarise
-from anyformer.compare.bench_table import tables
+from anyformer.compare.bench_products import useful
+from anyformer.compare.bench_race import Probe, Race
+from anyformer.compare.bench_record import DENSE, RESULTS, Cell, Contender, append, read
 from anyformer.compare.chart import render
-from anyformer.compare.process import Limits, Outcome, run
-from anyformer.compare.record import Environment, Timing
-from anyformer.compare.worker import Job
+from anyformer.compare.process import Outcome
+from anyformer.compare.record import Environment
 from anyformer.errors import SpecError, StoreError
-from anyformer.pattern.read import pattern_of
-
-SMALL = {"heads": 2, "head_dim": 8, "threads": 1}
-
-
-def own(attention: str, position: str = "none") -> Contender:
-    return Contender(role="own", attention=attention, position=position)
-
-
-def timing(seconds: float) -> Timing:
-    return Timing(median=seconds, low=seconds * 0.9, high=seconds * 1.1, min=seconds * 0.8, rounds=3)
-
-
-def cell(contender: Contender, length: int, seconds: float, ratio: float | None, dense_from: int | None = None) -> Cell:
-    found = None if ratio is None else Ratio(median=ratio, low=ratio, high=ratio)
-    cost = Cost(time=timing(seconds), memory=1024 * length, rate=1e9, ratio=found)
-    return Cell(
-        contender=contender,
-        name=contender.name,
-        length=length,
-        forward=cost,
-        forward_backward=cost,
-        dense_from=dense_from,
-    )
-
-
-def made_up() -> Bench:
-    """Dense attention that grows with the square and is not timed at the longest, a window and a refused pair."""
-    window, refused = own("local(16)"), own("fnet")
-    cells, lengths = [], (1024, 2048, 4096)
-    for n in lengths:
-        known = 2048 if n == 4096 else None
-        cells.append(cell(DENSE, n, (n / 1024) ** 2 * 1e-2, None, known))
-        cells.append(cell(window, n, n / 1024 * 2e-2, n / 2048, known))
-        cells.append(Cell(contender=refused, name="fnet + none", length=n, status="refused", reason="it is a mixer"))
-    run = Run(
-        setting=setting_of(SMALL), lengths=lengths, seconds=1.0, environment=Environment(fingerprint="x", cores=2)
-    )
-    summaries = [summarise(each, [one for one in cells if one.contender == each]) for each in (DENSE, window, refused)]
-    noise = Noise(load=(0.5, 0.7), calibration=(1e-3, 2e-3, 1e-3))
-    return Bench(run=run, cells=tuple(cells), summaries=tuple(summaries), noise=noise)
-
-
-def printed(found: Bench, width: int = 144) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(tables(found, width))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -162,73 +105,6 @@ def test_a_cell_that_failed_needs_a_reason() -> None:
         Cell(contender=DENSE, name="dense", length=1, status="oom")
 
 
-@pytest.mark.parametrize(
-    ("ratios", "verdict", "length", "text"),
-    [
-        ([0.5, 2.0], "between", math.sqrt(1024 * 2048), "1448"),
-        ([0.25, 0.5, 4.0], "between", 2048 * 2 ** (1 / 3), "2580"),
-        ([1.1, 3.0], "first", 1024, "faster from the first (1024)"),
-        ([0.2, 0.9], "never", 2048, "slower at all measured lengths"),
-        ([1.5, 0.9], "lost", 2048, "slower again at 2048"),
-        ([1.5, 0.5, 2.0], "between", 2048 * math.sqrt(2), "2896"),
-        ([1.0], "never", 1024, "slower at all measured lengths"),
-        ([2.0], "first", 1024, "faster from the first (1024)"),
-        ([], "unknown", None, "unknown"),
-    ],
-)
-def test_break_even(ratios: list[float], verdict: str, length: float | None, text: str) -> None:
-    cells = [cell(own("local(8)"), 1024 * 2**place, 1.0, ratio) for place, ratio in enumerate(ratios)]
-    found = break_even(cells[::-1], "forward")
-    assert found.verdict == verdict
-    assert found.length == (None if length is None else pytest.approx(length))
-    assert str(found) == text
-    assert not found.extrapolated
-
-
-def test_a_break_even_that_leans_on_extrapolated_seconds_is_marked() -> None:
-    cells = [cell(own("local(8)"), n, 1.0, n / 3000, 1024 if n > 2048 else None) for n in (1024, 2048, 4096, 8192)]
-    found = break_even(cells, "forward_backward")
-    assert found.extrapolated
-    assert str(found) == "≈3000"
-    assert not break_even(cells[:2], "forward").extrapolated
-
-
-def test_growth_is_fitted_over_the_largest_doublings() -> None:
-    curve = [(n, 5.0 + (n / 1024) ** 2) for n in (512, 16384, 32768, 65536, 131072)]
-    found = growth(curve)
-    assert found is not None
-    assert found.slope == pytest.approx(2, abs=0.03)
-    assert found.lengths == (16384, 32768, 65536, 131072)
-    assert str(found) == f"{found.slope:.2f}"
-    assert growth([(1024, 1.0)]) is None
-    short = growth([(64, 1.0), (128, 2.0)])
-    assert short is not None
-    assert str(short) == "1.00†"
-
-
-def test_extrapolated_seconds_of_dense_attention_are_no_points_of_its_growth() -> None:
-    dense = made_up().summaries[0].forward
-    assert dense.time is not None
-    assert dense.time.lengths == (1024, 2048)
-    assert dense.time.slope == pytest.approx(2)
-    assert dense.break_even.verdict == "unknown"
-
-
-def test_dense_attention_is_timed_where_it_fits() -> None:
-    assert anchor(4096, 1024, 0.1, 10.0) == 4096  # 4 calls of 1.6 s
-    assert anchor(8192, 1024, 0.1, 10.0) == 4096
-    assert anchor(65536, 1024, 0.1, 10.0) == 4096
-    assert anchor(65536, 1024, 100.0, 10.0) == 1024  # never from less
-    assert anchor(100, 100, 100.0, 10.0) == 100
-
-
-def test_seconds_are_predicted_from_shorter_lengths() -> None:
-    assert predicted([], 4096) == 0
-    assert predicted([(1024, 0.5)], 4096) == pytest.approx(2)
-    assert predicted([(512, 0.1), (1024, 0.4)], 2048) == pytest.approx(1.6)
-    assert predicted([(512, 0.4), (1024, 0.1)], 2048) == pytest.approx(0.2)  # never less than in proportion
-
-
 def test_dense_attention_timed_at_another_length_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "anchor", lambda length, *_: -(-length // 2))
     setting = setting_of(SMALL | {"causal": True})
@@ -298,149 +174,6 @@ def test_extrapolated_seconds_and_ratios(tmp_path: Path, what: str, more: float)
     assert ratio is not None
     assert ratio.median == pytest.approx(2 * more)  # the middle of 2, 1 and 3, not 4 over 2
     assert (found["forward"].memory, found["forward_backward"].memory) == (7, 8)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Local(5)",
-        "Local(70, 3) | Global([0])",
-        "bigbird(block=16, random=2)",
-        "Strided(7)",
-        "~Local(3)",
-        "Random(3, seed=1)",
-        "PerHead((Local(5), 1), (Strided(7), 1))",
-    ],
-)
-def test_pairs_are_counted_exactly(text: str, causal: bool) -> None:
-    pattern = pattern_of(text)
-    for n in (1, 63, 200):
-        allowed = pattern.dense(n, heads=2, causal=causal)
-        assert count(pattern, n, 2, causal=causal) == int(allowed.sum()) * 2 // len(allowed)
-
-
-def test_useful_operations() -> None:
-    setting = setting_of({"heads": 2, "head_dim": 8, "batch": 3})
-    dense = 4 * 8 * 6 * 100**2
-    assert useful(DENSE, setting, 100) == {"forward": dense, "forward_backward": 3.5 * dense}
-    assert useful(own("softmax"), setting, 100) == useful(DENSE, setting, 100)
-    window = useful(own("local(2, 0)"), setting, 100)
-    assert window is not None
-    assert window["forward"] == 4 * 8 * 6 * (3 * 100 - 3)
-    causal = useful(DENSE, setting.model_copy(update={"causal": True}), 100)
-    assert causal is not None
-    assert causal["forward"] == 4 * 8 * 6 * 5050
-    layer = useful(DENSE, setting.model_copy(update={"what": "layer"}), 100)
-    projections = 2 * 4 * 3 * 100 * 16**2
-    assert layer == {"forward": dense + projections, "forward_backward": 3.5 * dense + 3 * projections}
-    linformer = useful(own("linformer(rank=4)"), setting, 100)
-    assert linformer == {"forward": 8 * 8 * 6 * 100 * 4, "forward_backward": 26 * 8 * 6 * 100 * 4}
-    linear = 4 * 8**2 * 6 * 100
-    assert useful(own("linear"), setting, 100) == {"forward": linear, "forward_backward": 3 * linear}
-    assert useful(own("fnet"), setting, 100) is None
-    assert useful(Contender(role="peer", attention="hf-longformer"), setting, 100) is None
-
-
-def test_own_calls_are_what_they_say() -> None:
-    """The gradient call reaches inputs and weights, and the attention is that of the spec."""
-    setting = setting_of(SMALL)
-    inputs = Inputs(setting)
-    assert inputs.heads(16)[0] is inputs.heads(16)[0]
-    for what, pair in (("attention", own("local(3)", "t5")), ("layer", own("local(3)", "rope")), ("layer", DENSE)):
-        calls = own_calls(pair, setting.model_copy(update={"what": what}), 16, inputs)
-        calls.forward()
-        calls.forward_backward()
-        assert calls.less is None
-    asked = []
-    original = torch.autograd.grad
-    try:
-        torch.autograd.grad = lambda *given, **options: asked.append(original(*given, **options))  # type: ignore[assignment]
-        own_calls(own("local(3)", "t5"), setting, 16, inputs).forward_backward()
-    finally:
-        torch.autograd.grad = original
-    (gradients,) = asked
-    assert len(gradients) == 4  # q, k, v and the table of biases
-    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
-
-
-def test_refusals_say_what_to_type() -> None:
-    setting = setting_of(SMALL)
-    assert refusal(own("local(8)", "alibi"), setting, 64) == ""
-    assert "time it with --position none" in refusal(own("local(8)", "sinusoidal"), setting, 64)
-    assert "rope_2d reads a row and a column for each token" in refusal(own("softmax", "rope_2d"), setting, 64)
-    assert "linformer cannot use alibi" in refusal(own("linformer", "alibi"), setting, 64)
-    assert refusal(own("fnet"), setting_of(SMALL | {"what": "layer"}), 64) == ""
-    causal = setting_of(SMALL | {"causal": True})
-    assert peer_refusal("hf-longformer", causal) == "hf-longformer has no causal form; leave --causal out"
-    assert peer_refusal("lucidrains-local", causal) == ""
-
-
-@pytest.mark.parametrize("what", ["attention", "layer"])
-@pytest.mark.parametrize("name", sorted(PEERS))
-def test_peers_run(name: str, what: str) -> None:
-    """The maps that are subtracted are all that the peer has; as a layer there is nothing to subtract."""
-    setting = setting_of(SMALL | {"what": what})
-    length = max(PEERS[name].multiple, PEERS[name].least)
-    calls = peer_calls(name, setting, length, Inputs(setting))
-    calls.forward()
-    calls.forward_backward()
-    projects = name.startswith("hf-")
-    assert (calls.less is not None) == (projects and what == "attention")
-    if calls.less is not None:
-        calls.less.forward()
-        calls.less.forward_backward()
-
-
-def test_a_core_is_the_layer_without_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyformer.compare import bench_race
-
-    taken = iter(range(10_000))
-    monkeypatch.setattr(bench_race, "seconds_of", lambda call, device: float(next(taken)) ** 2)
-    peer = Contender(role="peer", attention="hf-bigbird")
-    found = race(Turn(setting_of(SMALL), (Entry(DENSE, 32), Entry(peer, 768))))
-    assert not found.faults
-    # six clock readings a round: dense, layer and maps for each kind of call; the second round begins with the peer
-    assert found.seconds[peer, "forward"][0] == 1**2 - 2**2
-    assert found.seconds[peer, "forward_backward"][0] == 4**2 - 5**2
-    assert found.seconds[DENSE, "forward"][:2] == [0**2, 8**2]
-    assert len(found.seconds[peer, "forward"]) == 3
-
-
-def test_a_core_that_cannot_be_told_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unclear(driver._Driver):
-        def _race(self, length, entries):
-            raced, fault = super()._race(length, entries)
-            for key in raced.seconds:
-                if key[0].role == "peer":
-                    raced.seconds[key][0] = -1.0
-            return raced, fault
-
-    monkeypatch.setattr(driver, "_Driver", Unclear)
-    request = Request(
-        attentions=(), peers=("lucidrains-linear",), lengths=(64,), setting=setting_of(SMALL), seconds=0.01
-    )
-    found = bench(request, tmp_path / "run")
-    assert found.cells[1].status == "error"
-    assert "too short a length to tell its core" in found.cells[1].reason
-
-
-def test_faults_inside_a_race_leave_the_others_alone() -> None:
-    peer = Contender(role="peer", attention="lucidrains-linear")
-    found = race(Turn(setting_of(SMALL), (Entry(DENSE, 32), Entry(peer, 33))))
-    assert found.faults == {peer: ("unsupported", "lucidrains-linear takes lengths that are multiples of 64 tokens")}
-    assert len(found.seconds[DENSE, "forward"]) == 3
-
-
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else real(name, *a)
-    )
-    request = Request(attentions=(), peers=("hf-bigbird",), lengths=(64,), setting=setting_of(SMALL))
-    with pytest.raises(SpecError, match=r"--peer hf-bigbird needs the package transformers.*anyformer\[hf\]"):
-        bench(request, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 FAULTS = {
@@ -549,14 +282,3 @@ def test_a_command_that_is_stopped(
         cli.main(["bench", "--out", str(tmp_path / "run")])
     assert stop.value.code == 130
     assert "stopped before " + ("the end" if begun else "anything was timed") in capsys.readouterr().out
-
-
-def test_memory_is_what_the_call_needs() -> None:
-    """Four tensors of a MiB each forward and backward: the output and three gradients; one forward."""
-    setting = setting_of({"heads": 2, "head_dim": 64, "threads": 1})
-    job = Job("probe", threads=1, turn=Turn(setting, (Entry(DENSE, 2048),)))
-    found = run(job, Limits(), lambda message: None).values["probe"]
-    one = 2 * 2048 * 64 * 4
-    assert one <= found.memory["forward"] < 3 * one
-    assert 4 * one <= found.memory["forward_backward"] < 10 * one
-    assert 0 < found.seconds["forward"] < found.both

@@ -1,0 +1,174 @@
+"""What is timed: the calls of our own pairs and of peers, what they need, and what is counted as useful."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from benches import SMALL, own
+
+from anyformer.compare import bench as driver
+from anyformer.compare.bench import Request, bench, setting_of
+from anyformer.compare.bench_calls import Inputs, own_calls, refusal
+from anyformer.compare.bench_peers import PEERS, peer_calls, peer_refusal
+from anyformer.compare.bench_products import count, useful
+from anyformer.compare.bench_race import Entry, Turn, race
+from anyformer.compare.bench_record import DENSE, Contender
+from anyformer.compare.process import Limits, run
+from anyformer.compare.worker import Job
+from anyformer.errors import SpecError
+from anyformer.pattern.read import pattern_of
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Local(5)",
+        "Local(70, 3) | Global([0])",
+        "bigbird(block=16, random=2)",
+        "Strided(7)",
+        "~Local(3)",
+        "Random(3, seed=1)",
+        "PerHead((Local(5), 1), (Strided(7), 1))",
+    ],
+)
+def test_pairs_are_counted_exactly(text: str, causal: bool) -> None:
+    pattern = pattern_of(text)
+    for n in (1, 63, 200):
+        allowed = pattern.dense(n, heads=2, causal=causal)
+        assert count(pattern, n, 2, causal=causal) == int(allowed.sum()) * 2 // len(allowed)
+
+
+def test_useful_operations() -> None:
+    setting = setting_of({"heads": 2, "head_dim": 8, "batch": 3})
+    dense = 4 * 8 * 6 * 100**2
+    assert useful(DENSE, setting, 100) == {"forward": dense, "forward_backward": 3.5 * dense}
+    assert useful(own("softmax"), setting, 100) == useful(DENSE, setting, 100)
+    window = useful(own("local(2, 0)"), setting, 100)
+    assert window is not None
+    assert window["forward"] == 4 * 8 * 6 * (3 * 100 - 3)
+    causal = useful(DENSE, setting.model_copy(update={"causal": True}), 100)
+    assert causal is not None
+    assert causal["forward"] == 4 * 8 * 6 * 5050
+    layer = useful(DENSE, setting.model_copy(update={"what": "layer"}), 100)
+    projections = 2 * 4 * 3 * 100 * 16**2
+    assert layer == {"forward": dense + projections, "forward_backward": 3.5 * dense + 3 * projections}
+    linformer = useful(own("linformer(rank=4)"), setting, 100)
+    assert linformer == {"forward": 8 * 8 * 6 * 100 * 4, "forward_backward": 26 * 8 * 6 * 100 * 4}
+    linear = 4 * 8**2 * 6 * 100
+    assert useful(own("linear"), setting, 100) == {"forward": linear, "forward_backward": 3 * linear}
+    assert useful(own("fnet"), setting, 100) is None
+    assert useful(Contender(role="peer", attention="hf-longformer"), setting, 100) is None
+
+
+def test_own_calls_are_what_they_say() -> None:
+    """The gradient call reaches inputs and weights, and the attention is that of the spec."""
+    setting = setting_of(SMALL)
+    inputs = Inputs(setting)
+    assert inputs.heads(16)[0] is inputs.heads(16)[0]
+    for what, pair in (("attention", own("local(3)", "t5")), ("layer", own("local(3)", "rope")), ("layer", DENSE)):
+        calls = own_calls(pair, setting.model_copy(update={"what": what}), 16, inputs)
+        calls.forward()
+        calls.forward_backward()
+        assert calls.less is None
+    asked = []
+    original = torch.autograd.grad
+    try:
+        torch.autograd.grad = lambda *given, **options: asked.append(original(*given, **options))  # type: ignore[assignment]
+        own_calls(own("local(3)", "t5"), setting, 16, inputs).forward_backward()
+    finally:
+        torch.autograd.grad = original
+    (gradients,) = asked
+    assert len(gradients) == 4  # q, k, v and the table of biases
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_refusals_say_what_to_type() -> None:
+    setting = setting_of(SMALL)
+    assert refusal(own("local(8)", "alibi"), setting, 64) == ""
+    assert "time it with --position none" in refusal(own("local(8)", "sinusoidal"), setting, 64)
+    assert "rope_2d reads a row and a column for each token" in refusal(own("softmax", "rope_2d"), setting, 64)
+    assert "linformer cannot use alibi" in refusal(own("linformer", "alibi"), setting, 64)
+    assert refusal(own("fnet"), setting_of(SMALL | {"what": "layer"}), 64) == ""
+    causal = setting_of(SMALL | {"causal": True})
+    assert peer_refusal("hf-longformer", causal) == "hf-longformer has no causal form; leave --causal out"
+    assert peer_refusal("lucidrains-local", causal) == ""
+
+
+@pytest.mark.parametrize("what", ["attention", "layer"])
+@pytest.mark.parametrize("name", sorted(PEERS))
+def test_peers_run(name: str, what: str) -> None:
+    """The maps that are subtracted are all that the peer has; as a layer there is nothing to subtract."""
+    setting = setting_of(SMALL | {"what": what})
+    length = max(PEERS[name].multiple, PEERS[name].least)
+    calls = peer_calls(name, setting, length, Inputs(setting))
+    calls.forward()
+    calls.forward_backward()
+    projects = name.startswith("hf-")
+    assert (calls.less is not None) == (projects and what == "attention")
+    if calls.less is not None:
+        calls.less.forward()
+        calls.less.forward_backward()
+
+
+def test_a_core_is_the_layer_without_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.compare import bench_race
+
+    taken = iter(range(10_000))
+    monkeypatch.setattr(bench_race, "seconds_of", lambda call, device: float(next(taken)) ** 2)
+    peer = Contender(role="peer", attention="hf-bigbird")
+    found = race(Turn(setting_of(SMALL), (Entry(DENSE, 32), Entry(peer, 768))))
+    assert not found.faults
+    # six clock readings a round: dense, layer and maps for each kind of call; the second round begins with the peer
+    assert found.seconds[peer, "forward"][0] == 1**2 - 2**2
+    assert found.seconds[peer, "forward_backward"][0] == 4**2 - 5**2
+    assert found.seconds[DENSE, "forward"][:2] == [0**2, 8**2]
+    assert len(found.seconds[peer, "forward"]) == 3
+
+
+def test_a_core_that_cannot_be_told_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unclear(driver._Driver):
+        def _race(self, length, entries):
+            raced, fault = super()._race(length, entries)
+            for key in raced.seconds:
+                if key[0].role == "peer":
+                    raced.seconds[key][0] = -1.0
+            return raced, fault
+
+    monkeypatch.setattr(driver, "_Driver", Unclear)
+    request = Request(
+        attentions=(), peers=("lucidrains-linear",), lengths=(64,), setting=setting_of(SMALL), seconds=0.01
+    )
+    found = bench(request, tmp_path / "run")
+    assert found.cells[1].status == "error"
+    assert "too short a length to tell its core" in found.cells[1].reason
+
+
+def test_faults_inside_a_race_leave_the_others_alone() -> None:
+    peer = Contender(role="peer", attention="lucidrains-linear")
+    found = race(Turn(setting_of(SMALL), (Entry(DENSE, 32), Entry(peer, 33))))
+    assert found.faults == {peer: ("unsupported", "lucidrains-linear takes lengths that are multiples of 64 tokens")}
+    assert len(found.seconds[DENSE, "forward"]) == 3
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else real(name, *a)
+    )
+    request = Request(attentions=(), peers=("hf-bigbird",), lengths=(64,), setting=setting_of(SMALL))
+    with pytest.raises(SpecError, match=r"--peer hf-bigbird needs the package transformers.*anyformer\[hf\]"):
+        bench(request, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_is_what_the_call_needs() -> None:
+    """Four tensors of a MiB each forward and backward: the output and three gradients; one forward."""
+    setting = setting_of({"heads": 2, "head_dim": 64, "threads": 1})
+    job = Job("probe", threads=1, turn=Turn(setting, (Entry(DENSE, 2048),)))
+    found = run(job, Limits(), lambda message: None).values["probe"]
+    one = 2 * 2048 * 64 * 4
+    assert one <= found.memory["forward"] < 3 * one
+    assert 4 * one <= found.memory["forward_backward"] < 10 * one
+    assert 0 < found.seconds["forward"] < found.both
