@@ -105,6 +105,23 @@ def newest(
     return given[:, total - n :]
 
 
+def truths(name: str, mask: Shaped[Tensor, "b t"] | None) -> Bool[Tensor, "b t"] | None:
+    """A mask of True and False, or of 1 and 0, as True and False.
+
+    Args:
+        name: what the argument is called, for the message.
+
+    Raises:
+        ValueError: it holds floating numbers, as masks that are added to scores do: there 0 means yes.
+    """
+    if mask is not None and (mask.is_floating_point() or mask.is_complex()):
+        got = str(mask.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{name}: expected True or 1 for yes, got {got}; of a mask that is added to scores write mask == 0"
+        )
+    return None if mask is None else mask.to(torch.bool)
+
+
 def sides(
     n: int,
     device: torch.device,

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.attention import softmax
-from anyformer.context import Context, Encoding
+from anyformer.context import Context, Encoding, truths
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
 from anyformer.model.build import build_position
@@ -127,9 +127,9 @@ def _keys(
     return Side(
         places=indices,
         positions=indices if k_positions is None else k_positions,
-        keep=None if attention_mask is None else attention_mask.to(torch.bool),
+        keep=truths("attention_mask", attention_mask),
         documents=document_ids,
-        flags=None if global_mask is None else global_mask.to(torch.bool),
+        flags=truths("global_mask", global_mask),
         arithmetic=k_positions is None,
     )
 

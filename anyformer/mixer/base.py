@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Context, Encoding, LayerCache, newest, sides
+from anyformer.context import Context, Encoding, LayerCache, newest, sides, truths
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.side import Side, left_order, right_order, side, take
@@ -108,15 +108,14 @@ class Mixer(nn.Module):
         """
         self._refuse(x, source, attention_mask, source_mask, document_ids, global_mask, cache)
         b, n = x.shape[:2]
-        keep = newest("attention_mask", attention_mask, b, n, cache)
+        keep = truths("attention_mask", newest("attention_mask", attention_mask, b, n, cache))
         if keep is not None:
-            keep = keep.to(torch.bool)
             x = blank(x, keep)
         parts = {
             "keep": keep,
             "positions": positions,
             "documents": newest("document_ids", document_ids, b, n, cache),
-            "flags": None if global_mask is None else global_mask.to(torch.bool),
+            "flags": truths("global_mask", global_mask),
             "without": no_position,
         }
         order = self._order(keep, crossing=source is not None)
@@ -183,7 +182,7 @@ class Mixer(nn.Module):
     def _source(
         self, source: Tensor, source_mask: Tensor | None, source_positions: Tensor | None
     ) -> tuple[Tensor, Side]:
-        keep = None if source_mask is None else source_mask.to(torch.bool)
+        keep = truths("source_mask", source_mask)
         if keep is not None:
             source = blank(source, keep)
         order = self._order(keep, crossing=True)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.context import LayerCache, newest, sides
+from anyformer.context import LayerCache, newest, sides, truths
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.mixer.base import Mixer
@@ -129,9 +129,9 @@ class Transformer(nn.Module):
         b, n = tokens.shape
         past = None if cache is None else cache.share()
         remembered = None if past is None else past.tokens
-        keep = newest("attention_mask", attention_mask, b, n, remembered)
+        keep = truths("attention_mask", newest("attention_mask", attention_mask, b, n, remembered))
         parts = {
-            "keep": None if keep is None else keep.bool(),
+            "keep": keep,
             "positions": positions,
             "documents": newest("document_ids", document_ids, b, n, remembered),
             "without": no_position,
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
                 document_ids=document_ids,
                 positions=positions,
                 no_position=no_position,
-                global_mask=None if global_mask is None else global_mask.bool(),
+                global_mask=truths("global_mask", global_mask),
                 drawn=drawn[layer],
                 cache=None if past is None else past.layers[layer],
             )
@@ -218,7 +218,7 @@ class Transformer(nn.Module):
             x = self.encode(tokens[:, past:], attention_mask=keep, cache=cache)
             return self.head(x[:, -1:], None)[:, 0]
 
-        keep = None if attention_mask is None else attention_mask.bool()
+        keep = truths("attention_mask", attention_mask)
         with evaluating(self):
             return extend(tokens, keep, max_new_tokens, score=score, choose=choose, eos=eos, pad=pad)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def standard_library() -> Corpus:
     ]
     if not found:
         raise TaskError(f"text: expected the standard library's .py sources in {root}, found none{_USE_DATA}")
-    return Corpus(f"Python standard library, {root}", _distinct(found))
+    return Corpus(f"standard library of Python {platform.python_version()}", _distinct(found))
 
 
 def user_files(paths: Sequence[str]) -> Corpus:

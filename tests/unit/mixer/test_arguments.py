@@ -59,3 +59,24 @@ def test_no_tokens_at_all(position: str, causal: bool) -> None:
 def test_a_step_beyond_reason() -> None:
     with pytest.raises(SpecError, match="step"):
         af.build_position("floater(step=1e300)", af.Site(8, 2))
+
+
+@pytest.mark.plain
+def test_a_mask_that_is_added_to_scores() -> None:
+    hidden = torch.tensor([[0.0, -torch.inf, 0.0]])
+    expected = "{}: expected True or 1 for yes, got float32; of a mask that is added to scores write mask == 0"
+    layer, x = af.MultiHead(8, 2), torch.zeros(1, 3, 8)
+    for name, given in {
+        "attention_mask": {"attention_mask": hidden},
+        "source_mask": {"source": x, "source_mask": hidden},
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(expected.format(name))):
+            layer(x, **given)
+    model = af.Transformer(af.ModelConfig(vocab=9, dim=8, depth=1, heads=2))
+    with pytest.raises(ValueError, match=re.escape(expected.format("attention_mask"))):
+        model(torch.zeros(1, 3, dtype=torch.long), attention_mask=hidden)
+    with pytest.raises(ValueError, match=re.escape(expected.format("attention_mask"))):
+        model.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=1, attention_mask=hidden.flip(1) * 0 + 1)
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match=re.escape(expected.format("attention_mask"))):
+        af.attend(q, q, q, attention_mask=hidden)
