@@ -33,7 +33,7 @@ class Sizes:
     depth: Size = 2
     heads: Size = 4
     kv_heads: Size | None = None
-    tokens: Size = 4096
+    tokens: Size = 2048
     rate: PositiveFloat = 3e-3
     dropout: Fraction = 0.0
 

@@ -1,6 +1,7 @@
 """The tree is the architecture: imports point down, siblings stay apart, a method is a file, a page and a parity test."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ LEVELS: list[tuple[str, ...]] = [
     ("typing", "errors"),
     ("spec",),
     ("registry", "site"),
+    ("cost",),
     ("forms",),
     ("side",),
     ("context",),
     ("pattern", "ops"),
     ("position", "attention", "mixer"),
     ("model",),
+    ("classify",),
     ("functional",),
     ("testing", "task"),
     ("compare",),
@@ -111,3 +114,8 @@ def test_a_readme_names_every_method(page: str) -> None:
         f"{kind} {name}" for kind in KINDS for name in names(kind) if name != "multihead" and f"`{name}`" not in text
     ]
     assert not missing
+
+
+def test_every_page_stands_in_the_list_of_pages() -> None:
+    listed = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {each.relative_to(ROOT / "docs").as_posix() for each in (ROOT / "docs").rglob("*.md")} == listed
