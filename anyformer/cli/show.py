@@ -1,39 +1,124 @@
-"""`anyformer show`: what a method is, or what a pattern looks like."""
+"""`anyformer show`: what a method is, what it costs and what it looks like."""
 
 import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 from anyformer.errors import SpecError
-from anyformer.registry import Method, describe, names
-from anyformer.spec import parse
+from anyformer.registry import Method, bind, describe, names
+from anyformer.spec import Spec, parse
 
+if TYPE_CHECKING:
+    from anyformer.pattern.base import Pattern
+
+_LENGTHS = (1024, 4096, 16384)
+_HEADS = 4  # of a picture of an encoding
+_T = TypeVar("_T")
 _PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
 
 
-def run(text: str, length: int, causal: bool, heads: int, out: str) -> int | None:
-    """Print a method's page; draw a pattern on the terminal and into `out`."""
+def run(text: str, length: int, causal: bool, heads: int | None, lengths: Sequence[int], out: str) -> int | None:
+    """Print a method's page and what it costs, and draw it: the pattern, the weights of a sample, or the encoding."""
     from anyformer.pattern.read import pattern_of, reads_as_pattern
 
     spec, console = parse(text), Console()
     pattern = pattern_of(spec) if reads_as_pattern(spec) else None
-    if pattern is None or spec.name in names("pattern"):
-        _method(console, describe(spec.name))
-    if pattern is not None:
-        from anyformer.pattern.draw import draw
-
-        path = Path(out)
+    method = describe(spec.name) if pattern is None or spec.name in names("pattern") else None
+    kind = "pattern" if method is None else method.kind
+    path = Path(out or ("pattern.png" if kind == "pattern" else f"{spec.name}.png"))
+    if method is not None:
+        bind(method, spec)  # before anything is printed
+    if kind != "task":
         _admit(path)
-        console.print(f"{pattern}, {length} tokens, {'causal' if causal else 'both directions'}", markup=False)
-        console.print(pattern.text(length, min(console.width, 64), causal=causal), markup=False, highlight=False)
-        try:
-            draw(pattern, path, length, heads=heads, causal=causal)
-        except OSError as error:
-            raise SpecError(f"--out: cannot write {out!r}: {error.strerror}; give another place") from None
-        kept = pattern.density(length, heads=heads, causal=causal)
-        console.print(f"{kept:.1%} of all pairs meet; picture: {path}", markup=False)
+    if method is not None:
+        _method(console, method)
+    if kind in ("attention", "mixer", "pattern"):
+        _cost(console, spec, lengths or _LENGTHS, heads or 1, causal=causal)
+    if pattern is not None:
+        _pattern(console, pattern, path, length, heads or 1, causal=causal)
+    elif kind in ("attention", "mixer"):
+        _weights(console, spec, path, length, heads or 1, causal=causal)
+    elif kind == "position":
+        _position(console, spec, path, length, heads or _HEADS, causal=causal)
     return 0
+
+
+def _cost(console: Console, spec: Spec, lengths: Sequence[int], heads: int, *, causal: bool) -> None:
+    """The formulas, and a table of what they say."""
+    from anyformer.compare.costing import COUNTED, WIDTH, costing, symbols_of
+    from anyformer.compare.text import count, number
+
+    found = [costing(spec, n, heads, causal=causal) for n in lengths]
+    if found[0].cost is None:
+        console.print("It does not say what it costs.")
+        return
+    what = "one forward of the layer, projections included" if found[0].layer else "queries, keys and values given"
+    size = f"{heads} head{'s' * (heads > 1)} of {WIDTH} channels, one sample"
+    console.print(f"\nCost ({what}; {size}):", markup=False)
+    console.print(f"  FLOPs = 2 x ({found[0].cost.products})", markup=False, highlight=False)
+    console.print(
+        f"  memory = {found[0].cost.memory} numbers, made between inputs and outputs", markup=False, highlight=False
+    )
+    for symbol, meaning in symbols_of(found[0].cost).items():
+        console.print(f"    {symbol}: {meaning}", markup=False, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("tokens", "FLOPs", "counted", "dense FLOPs", "of dense", "memory", "dense memory"):
+        table.add_column(heading, justify="right")
+    for n, each in zip(lengths, found, strict=True):
+        flops, dense = each.operations, each.dense_operations
+        counted = "" if each.counted is None else count(each.counted)
+        share = f"{number(100 * flops / dense, 3)} %"
+        table.add_row(
+            str(n), count(flops), counted, count(dense), share, count(each.numbers), count(each.dense_numbers)
+        )
+    console.print(table)
+    console.print(
+        f"counted: products of matrices in a forward here, up to {COUNTED} tokens; tiles, chunks and masks take more than the "
+        "formula, which is that of the equation, and a Fourier transform counts as nothing. dense: softmax over all pairs.\n",
+        markup=False,
+    )
+
+
+def _pattern(console: Console, pattern: "Pattern", path: Path, length: int, heads: int, *, causal: bool) -> None:
+    from anyformer.pattern.draw import draw
+
+    console.print(f"{pattern}, {length} tokens, {'causal' if causal else 'both directions'}", markup=False)
+    console.print(pattern.text(length, min(console.width, 64), causal=causal), markup=False, highlight=False)
+    _written(path, lambda: draw(pattern, path, length, heads=heads, causal=causal))
+    kept = pattern.density(length, heads=heads, causal=causal)
+    console.print(f"{kept:.1%} of all pairs meet; picture: {path}", markup=False)
+
+
+def _weights(console: Console, spec: Spec, path: Path, length: int, heads: int, *, causal: bool) -> None:
+    from anyformer.compare.pictures import draw_weights
+
+    tokens = _written(path, lambda: draw_weights(spec, path, length, heads, causal=causal))
+    console.print(f"what each of {tokens} tokens takes from each; picture: {path}", markup=False)
+
+
+def _position(console: Console, spec: Spec, path: Path, length: int, heads: int, *, causal: bool) -> None:
+    from anyformer.compare.pictures import draw_position
+
+    refused = _written(path, lambda: draw_position(spec, path, length, heads, causal=causal))
+    beyond = f"refused: {refused}" if refused else "goes on"
+    console.print(f"\nbuilt for {length} positions; beyond them it {'is ' * bool(refused)}{beyond}", markup=False)
+    console.print(f"picture up to twice that length: {path}", markup=False)
+
+
+def _written(path: Path, draw: Callable[[], _T]) -> _T:
+    """What drawing gives.
+
+    Raises:
+        SpecError: the picture cannot be written there.
+    """
+    try:
+        return draw()
+    except OSError as error:
+        raise SpecError(f"--out: cannot write {str(path)!r}: {error.strerror}; give another place") from None
 
 
 def _admit(path: Path) -> None:

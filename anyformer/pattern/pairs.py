@@ -1,11 +1,14 @@
-"""Which pairs may meet in one forward, as a dense boolean tensor."""
+"""Which pairs may meet in one forward, as a dense boolean tensor, and how many there are."""
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from anyformer.context import Context
-from anyformer.pattern.base import Facts
+from anyformer.pattern.base import Facts, Pattern
+
+_BLOCK = 64  # side of the tiles that pairs are counted in
+_MOST = 2**15  # tiles that are looked into pair by pair
 
 
 def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
@@ -47,3 +50,24 @@ def facts(context: Context) -> Facts:
         flags = by_place.scatter_add(1, places.expand_as(flags).clamp(max=max(m - 1, 0)), flags.to(torch.int32)) > 0
     length = m if context.cache is None else context.cache.seen
     return Facts(lengths=lengths, length=length, flags=flags, layer=context.layer, causal=context.causal)
+
+
+def count(pattern: Pattern, n: int, m: int, heads: int, *, causal: bool, layer: int = 0) -> int:
+    """Allowed pairs of all heads, exactly: whole tiles by their size, the others pair by pair."""
+    known = Facts(length=m, layer=layer, causal=causal)
+    layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=causal, facts=known)
+    some = (~layout.whole).nonzero()[:, 0]
+    if len(some) > _MOST:
+        return round(pattern.density(n, m, heads=heads, causal=causal) * n * m * heads)
+    group, row, column = layout.tiles()
+    inside = [(length - part * _BLOCK).clamp(max=_BLOCK) for part, length in ((row, n), (column, m))]
+    total = int((inside[0] * inside[1])[layout.whole].sum())
+    slots = torch.arange(_BLOCK)
+    for part in some.split(1024):
+        q, k = row[part, None] * _BLOCK + slots, column[part, None] * _BLOCK + slots
+        real = (q < n)[:, :, None] & (k < m)[:, None, :]
+        q, k = (q + m - n, k) if layout.order is None else (layout.order[x.clamp(max=m - 1)] for x in (q, k))
+        head = group[part, None, None]
+        met = pattern.allows(torch.zeros_like(head), head, q[:, :, None], k[:, None, :], known)
+        total += int((met & real).sum())
+    return total * (heads // layout.heads)
