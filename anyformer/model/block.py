@@ -41,8 +41,9 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
+        content: Float[Tensor, "b n c"] | None = None,
         *,
-        tokens: Int[Tensor, "b n"],
+        tokens: Int[Tensor, "b n"] | None = None,
         attention_mask: Bool[Tensor, "b t"] | Int[Tensor, "b t"] | None = None,
         document_ids: Int[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b n *a"] | None = None,
@@ -51,9 +52,11 @@ class Block(nn.Module):
         drawn: Int[Tensor, "p"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b n c"]:
-        """The stream after this block; the arguments are those of `Mixer.forward`, global_mask for mixers that read it."""
+        """The stream after this block; the arguments are those of `Mixer.forward`, global_mask for mixers that read it, content
+        as it is before its norm."""
         mixed = self.mixer(
             self.mixer_norm(x),
+            content=None if content is None else self.mixer_norm(content),
             tokens=tokens,
             attention_mask=attention_mask,
             document_ids=document_ids,

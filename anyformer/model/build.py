@@ -209,7 +209,7 @@ def check(
     """
     found = verdict(attention, position, Site(dim, heads, causal=causal, kv_heads=kv_heads, max_length=max_length))
     if not found.runs:
-        raise IncompatibleError(found.reason if found.kind == "refused" else f"not yet: {found.reason}")
+        raise IncompatibleError(found.reason)
     return found
 
 

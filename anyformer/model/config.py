@@ -1,24 +1,20 @@
 """What a Transformer is made of, as one frozen value that is checked as a whole and survives JSON."""
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any, Literal
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from anyformer.errors import SpecError
 from anyformer.model.build import AnySpec, position_slot, slot
+from anyformer.model.fields import Config
+from anyformer.model.head import head_slot
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Count, Fraction, Size
-
-FORMAT = "anyformer-model"
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Config):
     """The sizes and methods of a Transformer.
 
     Args:
@@ -29,7 +25,8 @@ class ModelConfig:
         head_dim: width of a head; None: dim / heads.
         attention: spec of an attention, a mixer or a pattern; a tuple gives one a block, repeated over the depth.
         position: spec of a position encoding; a tuple likewise.
-        head: "lm" scores the next token, "mlm" the token itself, "classifier" the whole sequence.
+        head: "lm" scores the next token, "mlm" the token itself, "classifier" the whole sequence; "enhanced_mlm" is "mlm" on a last
+            block that runs twice with absolute positions in its queries, `enhanced_mlm(passes=2, position=learned)`.
         outputs: width of the head; None: vocab. A classifier needs its number of classes here.
         causal: whether a token may look at earlier tokens only; None: True for the head "lm", else False.
         max_length: longest sequence in tokens that tables and projections are made for.
@@ -41,11 +38,13 @@ class ModelConfig:
         checkpointing: whether a block is computed again in the backward instead of being kept.
         seed: root of the initial weights and of every random structure.
 
-    After construction `attention` and `position` hold the canonical text of their specs.
+    After construction `attention`, `position` and `head` hold the canonical text of their specs.
 
     Raises:
         SpecError: whatever is wrong, all faults in one message.
     """
+
+    form: ClassVar[str] = "anyformer-model"
 
     vocab: Size = 256
     dim: Size = 256
@@ -55,7 +54,7 @@ class ModelConfig:
     head_dim: Size | None = None
     attention: AnySpec | tuple[AnySpec, ...] = "softmax"
     position: AnySpec | tuple[AnySpec, ...] = "rope"
-    head: Literal["lm", "mlm", "classifier"] = "lm"
+    head: AnySpec = "lm"
     outputs: Size | None = None
     causal: bool | None = None
     max_length: Size = 2048
@@ -67,9 +66,7 @@ class ModelConfig:
     seed: Count = 0
 
     def __post_init__(self) -> None:
-        faults = [
-            fault for each in fields(self) if (fault := _type_fault(each.name, each.type, getattr(self, each.name)))
-        ]
+        faults = self.type_faults() + self._set_head()
         if not faults:
             faults += self._set_specs("attention", slot) + self._set_specs("position", position_slot)
             faults += self._size_faults()
@@ -106,44 +103,6 @@ class ModelConfig:
             seed=self.seed,
         )
 
-    def changed(self) -> dict[str, object]:
-        """The fields that differ from their default."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
-
-    def to_json(self) -> str:
-        """This configuration as JSON text; `from_json` reads it back to an equal one."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps({"format": FORMAT, "version": VERSION, **values}, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> "ModelConfig":
-        """The configuration that `to_json` wrote.
-
-        Raises:
-            SpecError: the text is no such JSON, is of another version, or holds unknown or wrong fields.
-        """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SpecError(f"expected the JSON of a ModelConfig, got {text[:60]!r}: {error}") from None
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise SpecError(
-                f'expected JSON with "format": "{FORMAT}", as ModelConfig.to_json writes it, got {text[:60]!r}'
-            )
-        if values.get("version") != VERSION:
-            raise SpecError(
-                f"expected version {VERSION} of {FORMAT}, got {values.get('version')!r}; "
-                "read it with the release of anyformer that wrote it"
-            )
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-            if name not in ("format", "version")
-        }
-        _refuse_unknown(given, [each.name for each in fields(cls)])
-        return cls(**given)
-
     def _set_specs(self, name: str, read: Callable[[AnySpec], tuple[object, object]]) -> list[str]:
         """Put canonical texts into the field `name` and return what was wrong."""
         given = getattr(self, name)
@@ -160,6 +119,15 @@ class ModelConfig:
             object.__setattr__(self, name, texts[0] if len(texts) == 1 else tuple(texts))
         return faults
 
+    def _set_head(self) -> list[str]:
+        if not isinstance(self.head, str | Spec):  # a fault of type
+            return []
+        try:
+            object.__setattr__(self, "head", str(head_slot(self.head)))
+        except SpecError as error:
+            return [f"head: {error}"]
+        return []
+
     def _size_faults(self) -> list[str]:
         faults = []
         try:
@@ -173,25 +141,3 @@ class ModelConfig:
 
 def _texts(specs: object) -> tuple[str, ...]:
     return tuple(str(spec) for spec in (specs if isinstance(specs, tuple) else (specs,)))
-
-
-def _type_fault(name: str, annotation: Any, value: object) -> str:
-    adapter = TypeAdapter(annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
-    try:
-        adapter.validate_python(value)
-    except ValidationError as error:
-        whys = dict.fromkeys(_why(each["msg"]) for each in error.errors(include_url=False))
-        return f"{name}={value!r}: expected {' or '.join(whys)}"
-    return ""
-
-
-def _why(message: str) -> str:
-    return (message[:1].lower() + message[1:]).removeprefix("input should be ")
-
-
-def _refuse_unknown(given: Mapping[str, object], known: list[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        near = {name: get_close_matches(name, known, n=1, cutoff=0.5) for name in unknown}
-        hints = [f"{name!r} (did you mean {match[0]!r}?)" if match else repr(name) for name, match in near.items()]
-        raise SpecError(f"ModelConfig has no field {', '.join(hints)}; it has: {', '.join(known)}")

@@ -45,15 +45,26 @@ class Embedding(nn.Module):
             SpecError: a position that an encoding does not have.
             IncompatibleError: documents beside an encoding that reads neighbours.
         """
-        x = self.tokens(tokens)
-        for index, encoding in enumerate(cast(Iterable[Position], self.encodings)):
-            encoding.admit(queries.positions)
-            if encoding.reads_neighbours:
-                placed = _read(encoding, x, queries, cache, f"embedding {index} ")
-            else:
-                placed = encoding.embed(x, queries.positions, tokens)
-            x = placed if queries.without is None else torch.where(queries.without[:, :, None], x, placed)
+        x = placed(self.tokens(tokens), cast(Iterable[Position], self.encodings), queries, tokens, cache)
         return F.dropout(x, self.dropout, self.training)
+
+
+def placed(
+    x: Float[Tensor, "b n c"],
+    encodings: Iterable[Position],
+    queries: Side,
+    tokens: Int[Tensor, "b n"] | None = None,
+    cache: LayerCache | None = None,
+) -> Float[Tensor, "b n c"]:
+    """The vectors with each encoding in them, in turn; those of tokens without a position as they were."""
+    for index, encoding in enumerate(encodings):
+        encoding.admit(queries.positions)
+        if encoding.reads_neighbours:
+            with_position = _read(encoding, x, queries, cache, f"embedding {index} ")
+        else:
+            with_position = encoding.embed(x, queries.positions, tokens)
+        x = with_position if queries.without is None else torch.where(queries.without[:, :, None], x, with_position)
+    return x
 
 
 def _read(

@@ -31,6 +31,11 @@ class Call:
     x: Float[Tensor, "b n c"]
     facts: dict[str, Any]
 
+    @property
+    def content(self) -> Float[Tensor, "b n c"] | None:
+        """What keys and values were made of, where that was not x."""
+        return self.facts.get("content")
+
 
 @torch.no_grad()
 def calls_of(model: nn.Module, forward: Callable[[], object]) -> list[Call]:
@@ -180,8 +185,8 @@ def _watch(layer: MultiHead, call: Call) -> _Seen:
 def _influence(call: Call, rows: Sequence[int]) -> Tensor:
     found = call.x.new_zeros(len(call.x), 1, len(rows), call.x.shape[1])
     with torch.enable_grad(), evaluating(call.mixer):
-        x = call.x.detach().requires_grad_()
-        out = call.mixer(x, **call.facts)
+        x = (call.x if call.content is None else call.content).detach().requires_grad_()
+        out = call.mixer(x, **call.facts) if call.content is None else call.mixer(call.x, **call.facts | {"content": x})
         for number, row in enumerate(rows):
             for channel in range(out.shape[2]):
                 (slope,) = torch.autograd.grad(out[:, row, channel].sum(), x, retain_graph=True)

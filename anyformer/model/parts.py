@@ -1,10 +1,14 @@
 """The parts of a model that depend on its layers: a position encoding and a block for each."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from anyformer.attention.base import Attention
+from anyformer.context import LayerCache
 from anyformer.mixer.base import Mixer
 from anyformer.model.block import Block
 from anyformer.model.build import added_at_embedding, build_mixer, build_position
@@ -58,6 +62,29 @@ def draw_positions(mixers: Iterable[Mixer], queries: Side) -> list[Tensor | None
         if isinstance(each, Position) and each.draws not in tables:
             tables[each.draws] = each.draw(how_many(each, queries.positions))
     return [tables[each.draws] if isinstance(each, Position) else None for each in drawing]
+
+
+def steps(
+    blocks: Iterable[nn.Module],
+    drawn: Sequence[Tensor | None],
+    caches: Sequence[LayerCache] | None,
+    facts: Mapping[str, Any],
+    *,
+    again: bool,
+) -> list[Callable[..., Tensor]]:
+    """Every block as a function of the stream, given the facts of this forward.
+
+    Args:
+        drawn: what stands for positions in each block.  caches: of each block.
+        facts: the other arguments of `Block.forward`.
+        again: whether blocks are computed again in the backward instead of being kept.
+    """
+
+    def step(layer: int, block: nn.Module) -> Callable[..., Tensor]:
+        run = partial(block, **facts, drawn=drawn[layer], cache=None if caches is None else caches[layer])
+        return partial(checkpoint, run, use_reentrant=False) if again else run
+
+    return [step(layer, block) for layer, block in enumerate(blocks)]
 
 
 def _draws(part: nn.Module) -> bool:

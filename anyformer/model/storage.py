@@ -6,7 +6,9 @@ A tensor that several layers share is stored once, under the first of its names.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from anyformer.errors import SpecError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def owners(model: nn.Module) -> dict[str, str]:
@@ -67,6 +70,23 @@ def write(folder: Path, config: str, model: nn.Module, is_config: Callable[[str]
         os.replace(weights, folder / WEIGHTS)
     finally:
         weights.unlink(missing_ok=True)
+
+
+def load(folder: Path, build: Callable[[str], Model], device: torch.device | str, dtype: torch.dtype | None) -> Model:
+    """The model that `write` wrote, in eval mode.
+
+    Args:
+        build: makes a model of the JSON of its configuration.
+
+    Raises:
+        FileNotFoundError: the folder or one of its two files is missing.
+        SpecError: a file is of another version or damaged, or the two do not fit.
+    """
+    config = read_config(folder)
+    with torch.device("meta"):
+        model = build(config)
+    model.load_state_dict(read_weights(folder, model), assign=True)
+    return model.to(device=device, dtype=dtype).eval()
 
 
 def read_config(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """A Transformer, encoder or decoder, from a ModelConfig."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from anyformer.context import LayerCache, newest, sides, truths
 from anyformer.errors import IncompatibleError, SpecError
@@ -23,9 +22,9 @@ from anyformer.model.config import ModelConfig
 from anyformer.model.embedding import Embedding
 from anyformer.model.explain import calls_of, evaluating, terms, weights
 from anyformer.model.generate import Chooser, extend
-from anyformer.model.head import Head
+from anyformer.model.head import build_head
 from anyformer.model.initial import draw_shared, query_gain, seeded
-from anyformer.model.parts import build_block, build_positions, draw_positions, share_parts
+from anyformer.model.parts import build_block, build_positions, draw_positions, share_parts, steps
 from anyformer.position.base import Position
 
 
@@ -57,7 +56,9 @@ class Transformer(nn.Module):
             self.blocks = nn.ModuleList(build_block(config, layer, each) for layer, each in enumerate(positions))
             share_parts(config, self._mixers())
             self.norm = build_norm(config.norm, config.dim)
-            self.head = Head(config.head, config.dim, config.width, config.norm)
+            self.head = build_head(config.head, config.dim, config.width, config.norm, config.site())
+            if self.head.decoder is not None:
+                self.head.decoder.admit(self._mixers()[-1])
         draw_shared(
             self, config.seed, [query_gain(each.scale(each.site.head_dim), each.site.head_dim) for each in positions]
         )
@@ -144,19 +145,18 @@ class Transformer(nn.Module):
         x = self.embedding(tokens, queries, remembered)
         drawn = draw_positions(self._mixers(), queries)
         again = self.config.checkpointing and torch.is_grad_enabled() and past is None
-        for layer, block in enumerate(self.blocks):
-            step = partial(
-                block,
-                tokens=tokens,
-                attention_mask=attention_mask,
-                document_ids=document_ids,
-                positions=positions,
-                no_position=no_position,
-                global_mask=truths("global_mask", global_mask),
-                drawn=drawn[layer],
-                cache=None if past is None else past.layers[layer],
-            )
-            x = checkpoint(step, x, use_reentrant=False) if again else step(x)
+        facts = {
+            "tokens": tokens,
+            "attention_mask": attention_mask,
+            "document_ids": document_ids,
+            "positions": positions,
+            "no_position": no_position,
+            "global_mask": truths("global_mask", global_mask),
+        }
+        *earlier, last = steps(self.blocks, drawn, None if past is None else past.layers, facts, again=again)
+        for step in earlier:
+            x = step(x)
+        x = self.head.finish(x, queries, last)
         if cache is not None and past is not None:
             cache.adopt(past)
         return self.norm(x)
@@ -170,9 +170,9 @@ class Transformer(nn.Module):
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise SpecError(f"new_cache: expected a batch size of at least 1, got {batch_size!r}")
-        if self.head.pools:
+        if self.head.cacheless:
             raise IncompatibleError(
-                "a classifier pools over the whole sequence and cannot continue one from a cache; call the model without one"
+                f"{self.head.cacheless} and cannot continue one from a cache; call the model without one"
             )
         return Cache(LayerCache(batch_size), [mixer.new_cache(batch_size) for mixer in self._mixers()])
 
@@ -290,7 +290,7 @@ class Transformer(nn.Module):
             SpecError: the path is a file or cannot be written to, the folder holds a config.json of something else, or the model
                 has no weights.
         """
-        storage.write(Path(folder), self.config.to_json(), self, _is_config)
+        storage.write(Path(folder), self.config.to_json(), self, ModelConfig.reads)
 
     @classmethod
     def from_pretrained(
@@ -311,13 +311,9 @@ class Transformer(nn.Module):
             SpecError: a file is of another version or damaged, or the two do not fit; or a device or dtype that cannot be.
         """
         check_loading(device, dtype)
-        config = ModelConfig.from_json(storage.read_config(Path(folder)))
-        with torch.device("meta"):
-            model = cls(config)
-        model.load_state_dict(storage.read_weights(Path(folder), model), assign=True)
-        return model.to(device=device, dtype=dtype).eval()
+        return storage.load(Path(folder), lambda config: cls(ModelConfig.from_json(config)), device, dtype)
 
-    def _mixers(self) -> Collection[Mixer]:
+    def _mixers(self) -> list[Mixer]:
         return [cast(Block, block).mixer for block in self.blocks]
 
     def _admit_positions(self, tokens: Tensor, attention_mask: Tensor | None, new: int) -> None:
@@ -327,11 +323,3 @@ class Transformer(nn.Module):
         for part in self.modules():
             if isinstance(part, Position):
                 part.admit(last)
-
-
-def _is_config(text: str) -> bool:
-    try:
-        ModelConfig.from_json(text)
-    except SpecError:
-        return False
-    return True

@@ -82,7 +82,7 @@ def test_all_wrong_types_and_ranges_come_in_one_message():
     for part in (
         "dim='x': expected a valid integer",
         "depth=0: expected greater than or equal to 1",
-        "head='ml': expected 'lm', 'mlm' or 'classifier'",
+        "head: there is no head named 'ml'; did you mean 'mlm' or 'lm'?",
         "dropout=1.0: expected less than 1",
         "causal='yes': expected a valid boolean",
         "attention=3: expected",
