@@ -6,14 +6,13 @@ Inside a chunk the corrections u solve a triangular system: (I + diag(beta) tril
 before the chunk (Yang et al. 2024, 2406.06484, section 3.2).
 """
 
-from functools import partial
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from anyformer.ops.delta_node import run_pass
 from anyformer.ops.linear import starts
-from anyformer.ops.linear_scan import Parts, both_ways, full_precision, one_way, tiles
+from anyformer.ops.linear_scan import Parts, Run, both_ways, full_precision, one_way
 from anyformer.ops.softmax import repeat_heads
 
 CHUNK = 64
@@ -55,7 +54,7 @@ def delta_rule(
         )[0]  # fmt: skip
     q, parts, first = _prepared(q, k, v, beta, read, keep, documents)
     with full_precision(q):
-        return both_ways(partial(_pass, chunk=chunk, cut=documents is not None), q, parts, first).to(v.dtype)
+        return both_ways(_run(chunk, documents is not None), q, parts, first).to(v.dtype)
 
 
 def delta_rule_with_state(
@@ -79,7 +78,7 @@ def delta_rule_with_state(
     q, parts, first = _prepared(q, k, v, beta, read, keep, documents)
     with full_precision(q):
         state = first if state is None else state.to(first.dtype)
-        out, state = one_way(partial(_pass, chunk=chunk, cut=documents is not None), q, parts, state)
+        out, state = one_way(_run(chunk, documents is not None), q, parts, state)
     return out.to(v.dtype), state
 
 
@@ -105,51 +104,15 @@ def _prepared(
     return q, (k, v, beta, read, cuts), k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3])
 
 
-def _pass(q: Tensor, parts: Parts, state: Tensor, own: bool, *, chunk: int, cut: bool) -> tuple[Tensor, Tensor]:
-    k, v, beta, read, cuts = parts
-    n, groups = q.shape[2], k.shape[1]
-    if n == 1 and own:  # decoding
-        state = state * (1 + cuts)
-        state = state + k.mT @ (beta * (v - read @ state))
-        return q @ repeat_heads(state, q.shape[1]), state
-    chunk = min(chunk, max(n, 1))
-    q = tiles(q, chunk).unflatten(1, (groups, q.shape[1] // groups))  # [b g r t C f]
-    k, v, beta, read, cuts = (tiles(x, chunk) for x in (k, v, beta, read, cuts))  # [b g t C w]
-    eye = torch.eye(chunk, dtype=torch.bool, device=q.device)
-    apart = torch.ones_like(eye).triu()[None, None, None]
-    before, q_in, after, total = read, q, k, None
-    if cut:  # tokens meet those after the same number of cuts, and the states of the chunk's two edges
-        place = cuts.cumsum(3)
-        apart = apart | (place != place.mT)
-        first, last = place == 0, place == place[..., -1:, :]
-        before, q_in, after, total = read * first, q * first.unsqueeze(2), k * last, first[..., -1:, :].to(k.dtype)
-    system = (beta * (read @ k.mT)).masked_fill(apart, 0.0)
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([beta * v, beta * before], dim=-1), upper=False, unitriangular=True
-    )
-    alone, seen = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    firsts, moves, state = _corrections(alone, seen, after, total, state)
-    products = q @ k.mT.unsqueeze(2)
-    products = products.masked_fill((apart & ~eye if own else apart).unsqueeze(2), 0.0)
-    out = q_in @ firsts.unsqueeze(2) + products @ moves.unsqueeze(2)
-    return out.flatten(1, 2).flatten(2, 3)[:, :, :n], state
+def _run(chunk: int, cut: bool) -> Run:
+    """The pass for so many tokens a chunk; `cut`: whether there are cuts."""
 
+    def run(q: Tensor, parts: Parts, state: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+        k, v, beta, read, cuts = parts
+        if q.shape[2] == 1 and not reverse:  # decoding: no chunk to cut
+            state = state * (1 + cuts)
+            state = state + k.mT @ (beta * (v - read @ state))
+            return q @ repeat_heads(state, q.shape[1]), state
+        return run_pass(q, k, v, beta, read, cuts if cut else None, state, reverse, chunk)
 
-def _corrections(
-    alone: Tensor, seen: Tensor, after: Tensor, total: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk the chunks: the state before each [b g t f v], the corrections of each [b g t C v], and the last state.
-
-    Args:
-        alone: corrections where the state before the chunk is 0.  seen: what a state takes away from them.
-        after: keys that reach the state after the chunk.  total: 0 where a cut keeps the state before the chunk from it.
-    """
-    firsts, moves = [], []
-    kept = [None] * alone.shape[2] if total is None else total.unbind(2)
-    for own, minus, keys, keeps in zip(alone.unbind(2), seen.unbind(2), after.mT.unbind(2), kept, strict=True):
-        firsts.append(state)
-        moves.append(own - minus @ state)
-        state = (state if keeps is None else state * keeps) + keys @ moves[-1]
-    if not firsts:
-        return alone.new_zeros(*alone.shape[:3], *state.shape[2:]), alone, state
-    return torch.stack(firsts, dim=2), torch.stack(moves, dim=2), state
+    return run

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.ops import linear_scan
+from anyformer.ops import scan_tiles
+from anyformer.ops.delta_node import delta_forward
 from anyformer.ops.linear_delta import delta_rule, delta_rule_with_state
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
@@ -61,7 +62,7 @@ def made(n: int, groups: int) -> list[Tensor]:
 def test_equals_the_recurrence(
     causal: bool, n: int, groups: int, chunk: int, hidden: bool, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear_scan, "SEGMENT", 16)
+    monkeypatch.setattr(scan_tiles, "TOKENS", 16)
     inputs = made(n, groups)
     keep = torch.rand(2, n) > 0.3 if hidden else None
     parts = torch.randint(0, 3, (2, n)).sort()[0] if documents else None
@@ -123,3 +124,56 @@ def test_both_directions_need_a_place_for_every_query() -> None:
     q, k, v, beta, _ = made(5, 4)
     with pytest.raises(ValueError, match="needs a place for every query: expected at most 3 queries, got 5"):
         delta_rule(q, k[:, :, :3], v[:, :, :3], beta[:, :, :3], causal=False)
+
+
+def test_the_pass_is_a_proper_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_tiles, "TOKENS", 8)
+    q, k, v, beta, read = (x.detach().float().requires_grad_() for x in made(19, 2))
+    state, cuts = torch.rand(2, 2, 5, 3, requires_grad=True), -(torch.rand(2, 1, 19, 1) < 0.2).float()
+    given = q, k, v, beta.detach().unsqueeze(-1).requires_grad_(), read
+    torch.library.opcheck(delta_forward, (*given, cuts.expand(2, 2, -1, 1).contiguous(), state, True, 4))
+    torch.library.opcheck(delta_forward, (*given, None, state, False, 4))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_pass_equals_ordinary_operators_and_can_be_differentiated_twice(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_tiles, "TOKENS", 8)
+    inputs = made(19, 2)
+    documents = torch.randint(0, 3, (2, 19)).sort()[0]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, read: Tensor) -> Tensor:
+        return delta_rule(q, k, v, beta, causal=causal, read=read, documents=documents, chunk=4)
+
+    once = torch.autograd.grad(function(*inputs).square().sum(), inputs)
+    again = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+    for one, other in zip(once, again, strict=True):
+        torch.testing.assert_close(one, other.detach(), **TIGHT)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_gradients_keep_their_precision_in_float32() -> None:
+    inputs = made(300, 4)
+    state = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(2, 4, 300, 3, dtype=torch.float64)
+
+    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        q, k, v, beta, read, first = given = [x.detach().to(dtype).requires_grad_() for x in (*inputs, state)]
+        out, last = delta_rule_with_state(q, k, v, beta, read=read, state=first)
+        return torch.autograd.grad((out * upstream.to(dtype)).sum() + last.sum(), given)
+
+    for one, other in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert float((one.double() - other).abs().max() / other.abs().max()) < 1e-4
+
+
+@pytest.mark.plain
+def test_compiles_whole_for_any_length() -> None:
+    compiled = torch.compile(delta_rule, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (70, 130):
+        q, k, v, beta, read = inputs = made(n, 2)
+        found, truth = (f(q, k, v, beta, causal=False, read=read) for f in (compiled, delta_rule))
+        torch.testing.assert_close(found, truth, **TIGHT)
+        upstream = torch.randn_like(truth)
+        for one, other in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (found, truth)), strict=True):
+            torch.testing.assert_close(one, other, **TIGHT)

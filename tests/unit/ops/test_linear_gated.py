@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.ops import linear_scan
+from anyformer.ops import scan_tiles
+from anyformer.ops.gated_node import gated_forward
 from anyformer.ops.linear_gated import gated_linear_attention, gated_linear_attention_with_state
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -70,7 +71,7 @@ def test_equals_the_quadratic_form(
     documents: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear_scan, "SEGMENT", 16)
+    monkeypatch.setattr(scan_tiles, "TOKENS", 16)
     inputs = made(n, m, groups)
     keep = torch.rand(2, m) > 0.3 if hidden else None
     parts = torch.randint(0, 3, (2, m)).sort()[0] if documents else None
@@ -130,3 +131,53 @@ def test_sums_run_in_float32() -> None:
     wide = gated_linear_attention(*(x.double() for x in narrow), causal=True)
     assert out.dtype == torch.bfloat16
     assert float((out.double() - wide).abs().max() / wide.abs().max()) < 2**-8
+
+
+def test_the_pass_is_a_proper_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_tiles, "TOKENS", 8)
+    q, k, v, fade = (x.detach().float().requires_grad_() for x in made(19, 19, 2))
+    state = torch.rand(2, 2, 5, 3, requires_grad=True)
+    torch.library.opcheck(gated_forward, (q, k, v, fade, state, True, 4))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_pass_equals_ordinary_operators_and_can_be_differentiated_twice(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_tiles, "TOKENS", 8)
+    inputs = made(19, 19, 2)
+
+    def function(*inputs: Tensor) -> Tensor:
+        return gated_linear_attention(*inputs, causal=causal, chunk=4)
+
+    once = torch.autograd.grad(function(*inputs).square().sum(), inputs)
+    again = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+    for one, other in zip(once, again, strict=True):
+        torch.testing.assert_close(one, other.detach(), **TIGHT)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_gradients_keep_their_precision_in_float32() -> None:
+    inputs = made(300, 300, 4)
+    state = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(2, 4, 300, 3, dtype=torch.float64)
+
+    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        given = [x.detach().to(dtype).requires_grad_() for x in (*inputs, state)]
+        out, last = gated_linear_attention_with_state(*given[:4], state=given[4])
+        return torch.autograd.grad((out * upstream.to(dtype)).sum() + last.sum(), given)
+
+    for one, other in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert float((one.double() - other).abs().max() / other.abs().max()) < 1e-5
+
+
+@pytest.mark.plain
+def test_compiles_whole_for_any_length() -> None:
+    compiled = torch.compile(gated_linear_attention, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (70, 130):
+        inputs = made(n, n, 2)
+        found, truth = (f(*inputs, causal=False) for f in (compiled, gated_linear_attention))
+        torch.testing.assert_close(found, truth, **TIGHT)
+        upstream = torch.randn_like(truth)
+        for one, other in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (found, truth)), strict=True):
+            torch.testing.assert_close(one, other, **TIGHT)
