@@ -44,6 +44,19 @@ class Offsets:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """The term scale * (q_i . keys[r] + k_j . queries[r]) as tables over rectangles r of offsets of key minus query on a grid.
+
+    Args:
+        edges: first and last row, first and last column of each; together they hold every offset once.
+    """
+
+    edges: Int[Tensor, "r 4"]
+    keys: Float[Tensor, "h r d"] | None = None
+    queries: Float[Tensor, "h r d"] | None = None
+
+
+@dataclass(frozen=True)
 class Encoding:
     """A position encoding bound to the positions of one forward: all that an attention may call of it.
 
@@ -52,14 +65,20 @@ class Encoding:
         scale: factor on the product of query and key; None leaves it to the attention (head_dim ** -0.5).
         rotate: `(q, k) -> (q, k)`, the transform of ROTATE or of AUGMENT, which widens both.
         turn: `v -> v` and `turn_back`: `out -> out`, the transform of TURN.
-        logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the BIAS, TOEPLITZ and SCORE terms, to be added to the
-            scaled logits.
+        logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the terms on the scaled logits, to be added to them, pair
+            by pair.
         values: `weights[b h n m] -> [b h n v]`, the sum of the VALUE terms, to be added to the output.
         offsets: `(low, high) -> Offsets`, every term on logits and values as tables over offsets low..high of key minus query,
             both included; holds where positions are places (`arithmetic`).
+        product: `(q[b h n d], k[b h m d]) -> [b h n m]`, what stands for the scaled product of query and key, whichever vectors are
+            compared; `logits` holds it too, and `scale` is 0.
         row: `(q[b h n d], k[b h m d], logits[b h n m]) -> logits`, the scaled and masked logits with the ROW term.
         gates: the log of the factor that each key's token puts on the weight of every pair it stands between or is the query of,
             at most 0, and 0 for padding; `logits` has their sums.
+        rates: what each head's log weight loses a token of distance (DECAY).
+        clip: how far before and after a query the offsets go that differ from each other (CLIPPED).
+        grid: `offsets[r 2] -> [h r]`, the term of GRID for offsets of key minus query.
+        boxes: `() -> Boxes`, the term of BOXES.
         rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens; None where it knows more of them
             than their side.
         arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
@@ -75,8 +94,13 @@ class Encoding:
     logits: Callable[[Tensor, Tensor], Tensor] | None = None
     values: Callable[[Tensor], Tensor] | None = None
     offsets: "Callable[[int, int], Offsets] | None" = None
+    product: Callable[[Tensor, Tensor], Tensor] | None = None
     row: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     gates: Float[Tensor, "b h m"] | None = None
+    rates: Float[Tensor, " h"] | None = None
+    clip: tuple[int, int] | None = None
+    grid: Callable[[Tensor], Tensor] | None = None
+    boxes: Callable[[], Boxes] | None = None
     rebind: "Callable[[Side, Side], Encoding] | None" = None
     arithmetic: bool = True
     learned: bool = False

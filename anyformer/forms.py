@@ -4,7 +4,6 @@ A position encoding consists of terms (Shaw's has two: one on the keys, one on t
 forms; an attention lists the forms it can use, best first. `judge` takes, for each term, the first form they share.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol, runtime_checkable
@@ -27,6 +26,7 @@ class Form(Enum):
     DECAY = "multiplies weights by exp(-rate[h] * distance), as a running state that fades"
     SCORE = "adds a term of query, key and both positions to the scaled logits"
     TABLE = "adds vectors of the offset pos_k - pos_q to keys and values, given as tables over offsets"
+    CLIPPED = "the terms of TABLE and VALUE whose vectors are all alike beyond a distance on each side"
     AUGMENT = "appends columns to queries and keys whose product is the term"
     GATES = "multiplies the weight of a pair by factors that the tokens between them set, as a running state that fades"
     ROW = "changes the scaled logits by a term that needs every key between query and key"
@@ -45,12 +45,12 @@ class ReadsForms(Protocol):
     """Forms that are dealt with before it sees queries, keys and values."""
     absolute: frozenset[Form]
     """Forms it can use, but that then lose the relative law."""
-    later: Mapping[Form, str]
-    """Forms that it could use exactly and does not yet, with the way it would be done."""
     refusal: str
     """Why it can use no other form, and what to use instead."""
     fixed_width: bool
     """Whether it was built for queries and keys as wide as the site says."""
+    estimates: bool
+    """Whether its weights are estimates from random features, which vary the more the longer queries and keys are."""
     causal: bool
     cross: bool
     causal_refusal: str
@@ -67,6 +67,8 @@ class OffersForms(Protocol):
     causal_only: bool
     widens: bool
     """Whether ROTATE gives wider queries and keys."""
+    long_columns: bool
+    """Whether what AUGMENT appends is so long that random features cannot estimate its products."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,18 @@ class Verdict:
     """Whether a pair composes, and how.
 
     Args:
-        kind: `ok`; `abs`, it runs but is no longer relative; `not yet`, an exact form exists and is not written;
-            `refused`, it cannot be.
+        kind: `ok`; `abs`, it runs but is no longer relative; `refused`, it cannot be.
         reason: one sentence a person can act on; empty for `ok`.
         forms: the form chosen for each term.
     """
 
-    kind: Literal["ok", "abs", "not yet", "refused"]
+    kind: Literal["ok", "abs", "refused"]
     reason: str = ""
     forms: tuple[Form, ...] = ()
 
     @property
     def runs(self) -> bool:
         return self.kind in ("ok", "abs")
-
-    @property
-    def cell(self) -> str:
-        """The entry of the composition matrix."""
-        return self.kind if self.kind != "not yet" else f"not yet: {self.forms[0].name.lower()}"
 
 
 def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
@@ -111,21 +107,19 @@ def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
             f"use rope, or linear or delta with {position.name}",
         )
     chosen: list[Form] = []
-    later: list[Form] = []
     for offered in position.forms:
         usable = next((form for form in (*attention.outside, *attention.forms) if form in offered), None)
         if usable is not None:
             chosen.append(usable)
             continue
-        future = next((form for form in attention.later if form in offered), None)
-        if future is None:
-            names = " or ".join(form.name.lower() for form in offered)
-            return Verdict("refused", f"{attention.name} cannot use {position.name} ({names}): {attention.refusal}")
-        later.append(future)
-    if later:
-        how = "; ".join(f"{form.name.lower()} ({attention.later[form]})" for form in later)
+        names = " or ".join(form.name.lower() for form in offered)
+        return Verdict("refused", f"{attention.name} cannot use {position.name} ({names}): {attention.refusal}")
+    if attention.estimates and position.long_columns and Form.AUGMENT in chosen:
         return Verdict(
-            "not yet", f"{attention.name} x {position.name} has an exact form that is not written: {how}", (*later,)
+            "refused",
+            f"{attention.name} estimates weights from random features, and {position.name} appends columns so long that the "
+            "estimates vary by orders of magnitude; use taylor(width=None), or vectors of clipped offsets such as shaw or "
+            "xlnet(clamp=64)",
         )
     if any(form in attention.absolute for form in chosen):
         return Verdict(
@@ -141,9 +135,9 @@ def check(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
     """`judge`, raising where the pair cannot run.
 
     Raises:
-        IncompatibleError: the pair is refused, or its exact form is not written yet.
+        IncompatibleError: the pair is refused.
     """
     verdict = judge(attention, position, site)
     if not verdict.runs:
-        raise IncompatibleError(verdict.reason if verdict.kind == "refused" else f"not yet: {verdict.reason}")
+        raise IncompatibleError(verdict.reason)
     return verdict

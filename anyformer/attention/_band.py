@@ -45,6 +45,7 @@ def band(
         "bias": as_wide(tables.bias, q),
         "query_table": as_wide(tables.keys, q),
         "value_table": as_wide(tables.values, q),
+        "key_table": as_wide(tables.queries, q),
         "global_keys": slots,
         "global_bias": columns,
         "scale": scale,
@@ -72,7 +73,8 @@ def _reach(path: Window, tables: Offsets, q: Tensor, k: Tensor, context: Context
     bias[0] that exp rounds to 0 is as good as absent. None: nothing is known, as where a query need not see itself.
     """
     bias, hidden = tables.bias, context.keys.keep is not None or path.parts.tokens or path.parts.flagged
-    if bias is None or tables.keys is not None or hidden or torch.compiler.is_compiling() or q.shape[2] > k.shape[2]:
+    by_vectors = tables.keys is not None or tables.queries is not None
+    if bias is None or by_vectors or hidden or torch.compiler.is_compiling() or q.shape[2] > k.shape[2]:
         return None
     bias = bias.detach()
     longest = [x.detach().norm(dim=-1).amax(dim=(0, 2)).to(bias) for x in (q, repeat_heads(k, q.shape[1]))]

@@ -26,6 +26,7 @@ class Blocks:
         slots: where each query goes among the slots of all rows, one after the last for padding.
         causal: whether a query sees the keys of its block up to its own place only.
         whole: whether it is known without looking that every slot holds a real key.
+        straight: whether it is known without looking that queries stand in the order of the slots, in all blocks.
     """
 
     size: int
@@ -35,6 +36,7 @@ class Blocks:
     slots: Int[Tensor, "b n"]
     causal: bool
     whole: bool
+    straight: bool
 
     def keys(self, x: Float[Tensor, "b k m d"]) -> Float[Tensor, "b k g s d"]:
         """Keys or values by blocks, the last one filled up with zeros."""
@@ -42,6 +44,8 @@ class Blocks:
 
     def queries(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h r s d"]:
         """Queries by rows, zeros where there is none."""
+        if self.straight:
+            return self.keys(x)
         slots = self.rows.shape[1] * self.size
         laid = x.new_zeros(*x.shape[:2], slots + 1, x.shape[3])
         laid = laid.scatter(2, self.slots[:, None, :, None].expand_as(x), x)
@@ -50,6 +54,8 @@ class Blocks:
     def back(self, x: Float[Tensor, "b h r s d"]) -> Float[Tensor, "b h n d"]:
         """The inverse of `queries`; padding gets what the last slot holds."""
         flat = x.flatten(2, 3)
+        if self.straight:
+            return flat[:, :, : self.slots.shape[1]]
         slots = self.slots.clamp(max=flat.shape[2] - 1)[:, None, :, None]
         return flat.gather(2, slots.expand(*flat.shape[:2], -1, flat.shape[3]))
 
@@ -62,6 +68,8 @@ class Blocks:
 
     def at_rows(self, x: Float[Tensor, "b k g *rest"]) -> Float[Tensor, "b k r *rest"]:
         """What belongs to the block of each row."""
+        if self.straight:
+            return x
         rows = self.rows.reshape(len(self.rows), 1, -1, *(1,) * (x.dim() - 3))
         return x.gather(2, rows.expand(len(self.rows), x.shape[1], -1, *x.shape[3:]))
 
@@ -95,7 +103,9 @@ def blocks(context: Context, keys: Side, batch: int, size: int) -> Blocks:
     if queries.keep is not None:
         slots = torch.where(queries.keep, slots, rows * size)
     numbers = (first + torch.arange(rows, device=first.device)).clamp(max=count - 1)
-    return Blocks(size, count, real, numbers, slots, context.causal, keys.keep is None and m % size == 0)
+    whole = keys.keep is None and m % size == 0
+    straight = context.cache is None and queries.keep is None and n == m
+    return Blocks(size, count, real, numbers, slots, context.causal, whole, straight)
 
 
 def leftmost(context: Context, *parts: Float[Tensor, "b k m _"]) -> tuple[Side, list[Tensor]]:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from anyformer.attention._groups import attend_groups, gather, terms
 from anyformer.context import Context, Encoding
 from anyformer.ops import softmax as ops
+from anyformer.ops.bucket_node import bucket_forward
 
 _HELD = 2**24  # pairs up to which the weights of all rounds are kept for the backward
 
@@ -127,6 +128,10 @@ def attend_chunks(
 
     A pair counts in the first round that it is met in. In training, rounds with many pairs are computed again in the backward.
     """
+    encoding = context.encoding
+    on_pairs = encoding.gates is not None or encoding.logits is not None or encoding.values is not None
+    if not on_pairs and not torch.compiler.is_exporting():
+        return bucket_forward(q, k, v, order, chunk, context.causal, scale, size)[0].to(q.dtype)
     outs, logs = [], []
     pairs = order.numel() * (3 if context.causal else 4) * size
     again = torch.is_grad_enabled() and pairs > _HELD

@@ -1,4 +1,4 @@
-"""What attentions share whose weights are products of features: the call of the operator, and the positions still to come."""
+"""What attentions share whose weights are products of features: how the terms of positions join them."""
 
 from collections.abc import Callable
 
@@ -6,25 +6,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from anyformer.attention._by_offset import by_band, by_boxes, by_curve
+from anyformer.attention._fading import by_distance, running
+from anyformer.attention._pairwise import pairwise
+from anyformer.attention._products import Products
 from anyformer.context import Context
 from anyformer.forms import Form
 from anyformer.ops.draws import generator
-from anyformer.ops.linear import LinearState, linear_attention, linear_attention_with_state
+from anyformer.ops.linear_tiles import CHUNK, Rule
 
-LATER = {
-    Form.DECAY: "a running sum that fades with distance",
-    Form.TOEPLITZ: "a fast Fourier transform over offsets",
-    Form.GRID: "a fast Fourier transform over rows and columns of a full grid",
-    Form.BOXES: "sums over rectangles of the grid, from running sums over rows and columns",
-    Form.AUGMENT: "random features of the widened queries and keys",
-    Form.TABLE: "a band of exact pairs and prefix sums beyond the clip",
-    Form.VALUE: "the same band and prefix sums on values",
-}
-"""Exact forms that no attention of this family has yet."""
+KEYED = frozenset({Form.TOEPLITZ, Form.GRID, Form.CLIPPED, Form.BOXES})
+"""Forms whose factors change with every new query, so that nothing less than all keys continues a sequence."""
 
 REFUSAL = (
-    "it compares no pair of query and key, so there is no score to change; use an encoding that is added at the embedding or "
-    "rotates, such as sinusoidal or rope"
+    "the weight of a pair is a product of features, so that a term of the pair must fall apart into few factors of query, key and "
+    "offset; use an encoding that is added at the embedding, rotates, fades, or has a bias by offset or vectors of clipped "
+    "offsets, such as sinusoidal, rope, alibi, t5 or shaw"
 )
 
 
@@ -34,6 +31,7 @@ def attend(
     v: Float[Tensor, "b k m v"],
     context: Context,
     *,
+    raw: tuple[Float[Tensor, "b h n d"], Float[Tensor, "b k m d"]] | None = None,
     log_decay: Float[Tensor, " h"] | Float[Tensor, "#b #h m"] | None = None,
     q_den: Float[Tensor, "b h n e"] | None = None,
     k_den: Float[Tensor, "b k m e"] | None = None,
@@ -42,31 +40,46 @@ def attend(
     signed: bool = False,
     elu1: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """`linear_attention` over the pairs of the context, from its cache where it has one, between TURN and its way back.
+    """Linear attention over the pairs of the context, each weight times exp of the encoding's terms, between TURN and its way back.
 
     Args:
+        raw: queries and keys as the encoding's terms read them; None: q and k.
         elu1: whether q and k are still to be mapped to elu(x) + 1.
     """
-    encoding, cache, keys = context.encoding, context.cache, context.keys
+    encoding = context.encoding
     v = v if encoding.turn is None else encoding.turn(v)
-    facts = {
-        "keep": keys.keep,
-        "documents": keys.documents,
-        "log_decay": encoding.gates if log_decay is None else log_decay,
-        "q_den": q_den,
-        "k_den": k_den,
-        "normalise": normalise,
-        "eps": eps,
-        "signed": signed,
-        "features": "elu1" if elu1 else "given",
-    }
-    if cache is None:
-        out = linear_attention(q, k, v, causal=context.causal, **facts)
-    else:
-        state = LinearState(cache.state["s"], cache.state["z"]) if cache.state else None
-        out, state = linear_attention_with_state(q, k, v, state=state, **facts)
-        cache.state |= state._asdict()
+    counted = None if q_den is None or k_den is None else (q_den, k_den)
+    rule = Rule("elu1" if elu1 else "given", False, "divide" if normalise else "none", eps, signed, CHUNK)
+    x = Products(q, k, v, (q, k) if raw is None else raw, counted, log_decay, rule)
+    x = x if encoding.gates is None else x.fading(encoding.gates)
+    out = _summed(x, context)
     return out if encoding.turn_back is None else encoding.turn_back(out)
+
+
+def _summed(x: Products, context: Context) -> Float[Tensor, "b h n v"]:
+    """The outputs, by the way of summing that the encoding's form has."""
+    if context.encoding.forms & {Form.TOEPLITZ, Form.GRID}:
+        return by_curve(x, context)
+    if context.encoding.clip is not None:
+        return by_band(x, context)
+    if context.encoding.boxes is not None:
+        return by_boxes(x, context)
+    if context.encoding.rates is None:
+        return running(x, context)
+    fade = by_distance(context, x.k.shape[2])
+    return pairwise(x, context) if fade is None else running(x.fading(fade), context)
+
+
+def widened(rows: Float[Tensor, "k r d"], width: int, seed: int, *role: object) -> Float[Tensor, "k r w"]:
+    """Random rows with standard normal columns for what an encoding appends to queries and keys, each time the same."""
+    count = width - rows.shape[2]
+    if rows.is_meta or not count:
+        return rows if not count else rows.new_empty(*rows.shape[:2], width)
+    drawn = [
+        torch.randn(rows.shape[1], count, generator=generator(seed, *role, "columns", head))
+        for head in range(len(rows))
+    ]
+    return torch.cat([rows, torch.stack(drawn).to(rows)], dim=2)
 
 
 @torch.no_grad()

@@ -5,16 +5,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from anyformer.attention._fading import by_distance
 from anyformer.context import Context
 from anyformer.errors import SpecError
-from anyformer.forms import Form
-
-LATER = {Form.DECAY: "a state that fades with distance too"}
-"""Exact forms that no gated attention has yet."""
+from anyformer.ops.softmax import repeat_heads
 
 REFUSAL = (
-    "what it keeps of a key changes with every token in between, so no score belongs to a pair; use an encoding that is added at "
-    "the embedding or rotates, such as sinusoidal or rope"
+    "what it keeps of a key fades with every token in between, as that token asks, so that a term of the pair must be a factor by "
+    "token too; use an encoding that is added at the embedding, rotates or fades, such as sinusoidal, rope or alibi"
 )
 
 
@@ -35,6 +33,35 @@ def tokens(name: str, context: Context) -> Float[Tensor, "b m c"]:
 def by_head(x: Float[Tensor, "b m w"], heads: int) -> Float[Tensor, "b k m d"]:
     """A projection of all heads, cut into heads."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def fading(
+    name: str,
+    k: Float[Tensor, "b k m d"],
+    v: Float[Tensor, "b k m v"],
+    fade: Float[Tensor, "b k m d"],
+    context: Context,
+    heads: int,
+) -> tuple[Float[Tensor, "b g m d"], Float[Tensor, "b g m v"], Float[Tensor, "b g m d"]]:
+    """Keys, values and the log of the factor on each channel, with the encoding's factors of each query head on top.
+
+    Raises:
+        SpecError: positions that fall from one token to a later one.
+    """
+    terms = [] if context.encoding.gates is None else [context.encoding.gates[..., None]]
+    if context.encoding.rates is not None:
+        own = by_distance(context, k.shape[2])
+        if own is None:
+            raise SpecError(
+                f"{name} fades from token to token, so each token needs a position that is not smaller than the one before it; "
+                "leave positions out, or use softmax"
+            )
+        terms.append(own[:, None, None] if own.dim() == 1 else own[..., None])
+    if terms:
+        k, v, fade = (repeat_heads(x, heads) for x in (k, v, fade))
+    for term in terms:
+        fade = fade + term.to(fade.dtype)
+    return k, v, fade
 
 
 def finished(

@@ -1,6 +1,7 @@
 """Softmax attention over lists of key blocks, and over lists of keys."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from anyformer.attention._band import as_wide
 from anyformer.context import Context
 from anyformer.ops.blocks import block_attention
 from anyformer.ops.gathered import gathered_attention
+from anyformer.pattern import Facts
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import BlockLayout
 from anyformer.pattern.pairs import facts
@@ -21,6 +23,7 @@ class Lists:
 
     pattern: Pattern
     layout: BlockLayout
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -35,35 +38,68 @@ def lists(
     path: Lists, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h lse"]]:
     """Output and log-sum-exp (`[b h 0]` unless wanted) of every query over its blocks."""
-    layout = path.layout
-    order = None if layout.order is None else layout.order.to(q.device)
+    n, m = q.shape[2], k.shape[2]
+    offsets = context.encoding.offsets
+    bias = None if offsets is None else as_wide(offsets(1 - m, n - 1).bias, q)
     keep, documents = context.keys.keep, context.keys.documents
-    bias = _bias(path, q, k, context)
-    if order is not None:
-        q, k, v = (part[:, :, order] for part in (q, k, v))
-        keep, documents = (None if part is None else part[:, order] for part in (keep, documents))
-    numbers, masks = _masks(path, context)
+    given = Given(q, k, v, keep, documents, bias).ordered(path)
     out, lse = block_attention(
-        q,
-        k,
-        v,
-        block=layout.block,
-        offsets=layout.offsets.to(q.device),
-        keys=layout.keys.to(q.device),
-        partial=numbers,
-        masks=masks,
-        keep=keep,
-        documents=documents,
-        bias=as_wide(bias, q),
+        given.q,
+        given.k,
+        given.v,
+        **tables(path, facts(context), q.device)._asdict(),
+        block=path.layout.block,
+        keep=given.keep,
+        documents=given.documents,
+        bias=given.bias,
         scale=scale,
         softcap=context.softcap,
         dropout=context.dropout,
         want_lse=want_lse,
     )
-    if order is None:
-        return out, lse
-    lse = torch.empty_like(lse).index_copy(2, order, lse) if want_lse else lse
-    return torch.empty_like(out).index_copy(2, order, out), lse
+    return back(path, out), back(path, lse) if want_lse else lse
+
+
+class Tables(NamedTuple):
+    """A layout as `block_attention` reads it."""
+
+    offsets: Tensor
+    keys: Tensor
+    partial: Tensor | None
+    masks: Tensor | None
+
+
+def tables(path: Lists, known: Facts, device: torch.device) -> Tables:
+    """The lists of a layout, and the masks of the blocks in which only some pairs meet."""
+    layout = path.layout
+    return Tables(layout.offsets.to(device), layout.keys.to(device), *_masks(path, known, device))
+
+
+class Given(NamedTuple):
+    """What is given for each slot, or by difference of slots (the bias)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keep: Tensor | None
+    documents: Tensor | None
+    bias: Tensor | None
+
+    def ordered(self, path: Lists) -> "Given":
+        """The same in the order of the layout's slots."""
+        if path.layout.order is None:
+            return self
+        order = path.layout.order.to(self.q.device)
+        q, k, v = (part[:, :, order] for part in (self.q, self.k, self.v))
+        keep, documents = (None if part is None else part[:, order] for part in (self.keep, self.documents))
+        return Given(q, k, v, keep, documents, None if self.bias is None else _by_slot(path, self.bias))
+
+
+def back(path: Lists, out: Float[Tensor, "b h n *v"]) -> Float[Tensor, "b h n *v"]:
+    """What came in the order of the layout's slots, in the order of the tokens."""
+    if path.layout.order is None:
+        return out
+    return torch.empty_like(out).index_copy(2, path.layout.order.to(out.device), out)
 
 
 def gathered(
@@ -97,29 +133,27 @@ def gathered(
     return gathered_attention(q, k, v, index=index, allowed=allowed, bias=bias, **shared)
 
 
-def _bias(path: Lists, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+def _by_slot(path: Lists, bias: Float[Tensor, "h r"]) -> Float[Tensor, "h r"]:
     """The bias by difference of slots. Where an order sorts places by residue class, pairs meet within a class alone, and slots
     that are 1 apart there are places that are the stride apart."""
-    if context.encoding.offsets is None:
-        return None
-    n, m = q.shape[2], k.shape[2]
-    table = context.encoding.offsets(1 - m, n - 1).bias
-    if path.layout.order is None or table is None:
-        return table
-    stride = path.pattern.traits(context.causal).stride
-    far = (m - 1) // stride
-    near = table[:, (m - 1) % stride :: stride]  # offsets that are multiples of the stride
-    return torch.nn.functional.pad(near, (m - 1 - far, n - 1 - far))
+    near, n, m = multiples(path), path.layout.n, path.layout.m
+    far = (m - 1) // near.step
+    return torch.nn.functional.pad(bias[:, near], (m - 1 - far, n - 1 - far))
 
 
-def _masks(path: Lists, context: Context) -> tuple[Tensor | None, Tensor | None]:
+def multiples(path: Lists) -> slice:
+    """Which offsets, of those from -(m - 1) on, are multiples of the stride by which an order sorts."""
+    stride = path.pattern.traits(path.causal).stride
+    return slice((path.layout.m - 1) % stride, None, stride)
+
+
+def _masks(path: Lists, known: Facts, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """The number of each entry's mask, -1 where every pair meets, and the masks of the others."""
     layout = path.layout
     some = ~layout.whole
     count = int(some.sum())
     if not count:
         return None, None
-    device = context.keys.places.device
     group, row, column = (part[some].to(device) for part in layout.tiles())
     inside = torch.arange(layout.block, device=device)
     q, k = ((part[:, None] * layout.block + inside) for part in (row, column))
@@ -129,7 +163,7 @@ def _masks(path: Lists, context: Context) -> tuple[Tensor | None, Tensor | None]
         order = layout.order.to(device)
         q, k = (order[part.clamp(max=layout.m - 1)] for part in (q, k))
     sample, head = (part[:, None, None] for part in (group // layout.heads, group % layout.heads))
-    masks = path.pattern.allows(sample, head, q[:, :, None], k[:, None, :], facts(context))
+    masks = path.pattern.allows(sample, head, q[:, :, None], k[:, None, :], known)
     numbers = torch.full((len(layout.keys),), -1, device=device)
     numbers[some.to(device)] = torch.arange(count, device=device)
     return numbers, masks.expand(count, layout.block, layout.block)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +29,7 @@ FORMS = (
 """The forms of position that `attend_rows` reads, best first."""
 
 _PAIRS = 2**22  # logits held at once, all heads and rows of the batch
+_HELD = 2**23  # logits up to which the weights of all pieces are kept for the backward
 
 
 def attend_rows(
@@ -41,7 +42,7 @@ def attend_rows(
 ) -> Float[Tensor, "b h n v"]:
     """Outputs sum_j w_ij v_j with `w_i = weigh(s_i)` of the logits that softmax attention has.
 
-    Queries are taken in pieces, and in training each piece is computed again in the backward, so memory grows with n + m. An
+    Queries are taken in pieces, and in training many pieces are computed again in the backward, so memory grows with n + m. An
     encoding that knows more of the tokens than their side cannot be cut: then there is one piece.
 
     Args:
@@ -58,25 +59,28 @@ def attend_rows(
     size = max(1, most // max(1, b * h * k.shape[2]))
     on_pairs = encoding.logits, encoding.row, encoding.values
     if size >= n or (encoding.rebind is None and any(part is not None for part in on_pairs)):
-        out = _piece(q, k, v, context, weigh)
+        out = piece(q, k, v, context, weigh)
     else:
         outs = []
+        again = torch.is_grad_enabled() and b * h * n * k.shape[2] > _HELD
         for start in range(0, n, size):
             stop = min(start + size, n)
             reach = stop if context.plainly_causal else k.shape[2]
             part = _part(context, start, stop, reach)
             given = q[:, :, start:stop], k[:, :, :reach], v[:, :, :reach], part, weigh
-            if torch.is_grad_enabled():
-                outs.append(checkpoint(_piece, *given, use_reentrant=False))
+            if again:
+                outs.append(checkpoint(piece, *given, use_reentrant=False))
             else:
-                outs.append(_piece(*given))
+                outs.append(piece(*given))
         out = torch.cat(outs, dim=2)
     return out if encoding.turn_back is None else encoding.turn_back(out)
 
 
 def weigh_by_softmax(logits: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
     """Softmax over the last axis; a row of -inf only gives zeros, with zero gradient."""
-    empty = (logits == -torch.inf).all(dim=-1, keepdim=True)
+    empty = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
+    if known_to_be_none(empty):
+        return torch.softmax(logits, dim=-1)
     return torch.softmax(logits.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
 
 
@@ -87,9 +91,17 @@ def keep_from(logits: Float[Tensor, "... m"], least: Float[Tensor, "... 1"]) -> 
     keys, and no order of summation may decide between them.
     """
     held = logits.detach()
-    largest = held.masked_fill(held == -torch.inf, 0.0).abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
+    lowest, largest = held.aminmax(dim=-1, keepdim=True)
+    if not known_to_be_none(lowest == -torch.inf):
+        lowest, largest = held.masked_fill(held == -torch.inf, 0.0).aminmax(dim=-1, keepdim=True)
+    largest = torch.maximum(-lowest, largest).clamp(min=1.0)
     slack = 64 * torch.finfo(logits.dtype).eps * largest
     return weigh_by_softmax(logits.masked_fill(held < least - slack, -torch.inf))
+
+
+def known_to_be_none(rows: Bool[Tensor, "..."]) -> bool:
+    """Whether no row is, where a look costs nothing: on the CPU, and not in a trace. It saves passes over all logits."""
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(rows.any())
 
 
 def _part(context: Context, start: int, stop: int, reach: int) -> Context:
@@ -106,7 +118,8 @@ def _part(context: Context, start: int, stop: int, reach: int) -> Context:
     )
 
 
-def _piece(q: Tensor, k: Tensor, v: Tensor, context: Context, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+def piece(q: Tensor, k: Tensor, v: Tensor, context: Context, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+    """Outputs of all queries at once; keys and values come once for each query head."""
     encoding = context.encoding
     wide = torch.promote_types(torch.float32, q.dtype)
     scale = q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyformer.attention._band import Window, band, with_global_rows
 from anyformer.attention._costs import ROW, Costs, costs
+from anyformer.attention._listed import Listed, listed
 from anyformer.attention._lists import Gathered, Lists, gathered, lists
 from anyformer.attention._ways import Way
 from anyformer.context import Context, Offsets
@@ -20,6 +21,7 @@ from anyformer.pattern.pairs import facts
 
 _BLOCK = 64
 _SPARSE = 0.5  # share of dense attention up to which one list of blocks for all parts is good enough
+_SHORT = 512  # tokens below which lists of blocks are not worth a node of their own in a graph
 _GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pair whose key is looked up
 
 
@@ -27,7 +29,7 @@ _GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pai
 class Path:
     """Ways whose pairs are disjoint, to be merged, and the parts of the pattern whose global queries meet every key."""
 
-    ways: tuple[Window | Lists | Gathered, ...]
+    ways: tuple[Window | Lists | Listed | Gathered, ...]
     parts: Parts | None = None
 
     @property
@@ -35,7 +37,7 @@ class Path:
         match self.ways:
             case (Window(),):
                 return "windows"
-            case (Lists(),):
+            case (Lists() | Listed(),):
                 return "block lists"
         return "union"
 
@@ -67,10 +69,13 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         if terms and not traced:
             dense_is_cheaper = dense_is_cheaper and n < (known.learned if encoding.learned else known.biased)
         return Path((window,), parts) if always or not _known(dense_is_cheaper) else None
-    if traced or context.queries.flags is not None or not _bias_only(encoding.offsets):
-        return None  # the lists follow from the length, which a graph does not know
+    if context.queries.flags is not None or not _bias_only(encoding.offsets):
+        return None
+    if traced:
+        ordinary = torch.compiler.is_exporting() or (not always and _known(n * m < _SHORT**2))
+        return None if ordinary else Path((Listed(pattern, _BLOCK),))
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
-    cost, path = layout.density * costs().tile, Path((Lists(pattern, layout),))
+    cost, path = layout.density * costs().tile, Path((Lists(pattern, layout, context.causal),))
     if cost > _SPARSE and parts is not None and (union := _union(parts, window, q, k, context, min(cost, 1.0))):
         return union
     return path if always or cost < 1 else None
@@ -84,13 +89,22 @@ def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: fl
 
 
 def _along(
-    way: Window | Lists | Gathered, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
+    way: Window | Lists | Listed | Gathered,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: Context,
+    scale: float,
+    *,
+    want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     match way:
         case Window():
             return band(way, q, k, v, context, scale, want_lse=want_lse)
         case Lists():
             return lists(way, q, k, v, context, scale, want_lse=want_lse)
+        case Listed():
+            return listed(way, q, k, v, context, scale), q.new_empty(*q.shape[:2], 0)
     return gathered(way, q, k, v, context, scale)
 
 
@@ -122,7 +136,7 @@ def _union(parts: Parts, window: Window | None, q: Tensor, k: Tensor, context: C
 def _cheapest(piece: Piece, q: Tensor, k: Tensor, context: Context) -> tuple[Lists | Gathered, float]:
     n, m, heads = q.shape[2], k.shape[2], q.shape[1]
     shared = {"heads": heads, "causal": context.causal, "facts": facts(context)}
-    blocks = Lists(piece.pattern, piece.pattern.blocks(n, _BLOCK, m, **shared))
+    blocks = Lists(piece.pattern, piece.pattern.blocks(n, _BLOCK, m, **shared), context.causal)
     in_blocks = blocks.layout.density * costs().tile
     if in_blocks < 0.25 or blocks.layout.order is not None or context.keys.batch > 1:
         return blocks, in_blocks
@@ -133,15 +147,13 @@ def _cheapest(piece: Piece, q: Tensor, k: Tensor, context: Context) -> tuple[Lis
 
 
 def _readable(context: Context) -> bool:
-    """Whether every term of the encoding can be had as a table by offset, met by queries only."""
+    """Whether every term of the encoding can be had as a table by offset."""
     encoding = context.encoding
     if encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}:
         return False
     if encoding.logits is None and encoding.values is None:
         return True
-    if encoding.offsets is None or not encoding.arithmetic or context.softcap is not None:
-        return False
-    return encoding.offsets(0, 0).queries is None
+    return encoding.offsets is not None and encoding.arithmetic and context.softcap is None
 
 
 def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:

@@ -9,7 +9,6 @@ Equation, for each channel, over the places j that padding and causality leave t
     local:   the same where |i - j| < window, else 0                   conv:    w_ij = f[h, j - i] there, else 0
 
 and, of every variant, plus the bias b_ij of a position encoding.
-Cost: 2 n m d multiply-adds a head, plus n m rank once for the batch; simple without a bias about 4 m d.
 Deviations: queries, keys and values are split into heads, so that a bias may differ by head, as f does; f has no normalisation.
 """
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context, Encoding
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.left import leftmost
@@ -77,6 +77,14 @@ class AFT(Attention):
         self.bias = nn.ParameterList(torch.empty(shape) for shape in shapes.get(variant, factors))
         for part in self.bias:
             nn.init.normal_(part, std=0.1)
+
+    def cost(self) -> Cost:
+        """Numerator and denominator of every channel over all pairs, without a bias over all keys; and the bias's factors."""
+        if self.variant == "simple":
+            return Cost(self.site, "2 h m d", memory="2 h d")
+        if self.variant == "conv":
+            return Cost(self.site, "2 pairs d", memory="pairs")
+        return Cost(self.site, "2 pairs d + n m rank", memory="n m", sizes={"rank": self.bias[0].shape[1]})
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

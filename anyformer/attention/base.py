@@ -1,12 +1,12 @@
 """The base of every attention: how pairs mix."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form
 from anyformer.site import Site
@@ -33,12 +33,12 @@ class Attention(nn.Module):
     """Forms that whoever projects queries, keys and values deals with."""
     absolute: frozenset[Form] = frozenset()
     """Forms it can use that then lose the relative law."""
-    later: Mapping[Form, str] = {}
-    """Exact forms not written yet, each with the way it would be done."""
     refusal: str = ""
     """Why it can use no other form, and what to use instead."""
     fixed_width: bool = False
     """Whether it was built for queries and keys of head_dim channels, so that no encoding may widen them."""
+    estimates: bool = False
+    """Whether its weights are estimates from random features, which vary the more the longer queries and keys are."""
     causal: bool = True
     causal_refusal: str = ""
     """Why it cannot be causal, and what to use instead."""
@@ -52,6 +52,8 @@ class Attention(nn.Module):
     """Whether it reads global_mask."""
     decodes: ClassVar[Literal["cache", "state"] | None] = None
     """What it needs to continue a sequence: all keys and values, a state of fixed size, or it cannot."""
+    keyed: frozenset[Form] = frozenset()
+    """Forms with which it continues a sequence from all keys and values, even where `decodes` says from a state."""
     rotates: ClassVar[Literal["before", "self"]] = "before"
     """Who applies ROTATE: the caller before forward, or forward itself through context.encoding.rotate."""
     reads: tuple[Literal["q", "k", "v", "x"], ...] = ("q", "k", "v")
@@ -64,6 +66,9 @@ class Attention(nn.Module):
     """Whether a pair that it biases or scores is one query and one key, whose product is the rest of the score."""
     common: str | None = None
     """Its submodule that all layers of a model with the same spec hold as one object; None: layers have nothing in common."""
+    spans: bool = False
+    """Whether what it computes depends on max_length otherwise than by the sizes of its weights, so that a trained one cannot be
+    built for longer inputs and stay the same."""
     weights: ClassVar[bool] = True
     """Whether it has explicit weights to drop out; if not, its output is dropped out instead."""
 
@@ -74,6 +79,10 @@ class Attention(nn.Module):
         self.site = site
         self.horizon: int | None = None
         """How many places back a key can still be seen; None: for ever. A cache drops the rest."""
+
+    def cost(self) -> Cost | None:
+        """What a forward multiplies and makes, as formulas; None: it does not say."""
+        return None
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

@@ -7,7 +7,6 @@ Equation, with s the stride and slot c over the places cs to cs + s - 1:
 
 K_t and V_t are s matrices [d d] a key head, without bias. Not causal, c runs over the slots with a real token. When causal, over
 those whose last place is at most i, and one more of score 0 and learned value, so that the first s - 1 have something to read.
-Cost: 2 m d^2 + 2 n (m / s) d multiply-adds a head.
 Deviations: a position encoding places a slot at its last real token (the paper has sinusoids in the input only); the causal form
 reads a slot from its last place on; a cache keeps the tokens, not the slots.
 """
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
 from anyformer.ops.left import leftmost
@@ -65,6 +65,16 @@ class Compressed(Attention):
         for taps in (self.key_taps, self.value_taps):
             nn.init.normal_(taps, std=(stride * site.head_dim) ** -0.5)
         self.start = nn.Parameter(torch.zeros(site.kv_heads, site.head_dim)) if site.causal else None
+
+    def cost(self) -> Cost:
+        """The convolutions, then scores and values of the slots."""
+        return Cost(
+            self.site,
+            "2 k m d^2 + 2 pairs d / stride",
+            memory="pairs / stride + 2 k m d / stride",
+            again="pairs d / stride",
+            sizes={"stride": self.stride},
+        )
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

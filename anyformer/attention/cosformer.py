@@ -4,7 +4,7 @@ Paper: Qin et al. 2022, 2202.08791. Rotary positions: Su et al. 2021, 2104.09864
 Equation: out_i = sum_j w_ij v_j / max(sum_j w_ij, 1e-6), w_ij = (relu(q_i) . relu(k_j)) cos(pi (i - j) / (2 M)); the cosine of
     a difference is cos cos + sin sin, so features are relu(x) cos(a) and relu(x) sin(a) with a = pi place / (2 M). A rotary
     encoding turns relu(q) and relu(k) in the numerator only.
-Cost: 4 n d^2 multiply-adds a head; causal, 3 n c d more for chunks of c tokens. Decoding keeps 2 d^2 + 2 d numbers a key head.
+Decoding: a state of 2 d^2 + 2 d numbers a key head.
 Deviation: M is max_length where causal, for the authors' code takes the length at hand, so that later tokens move earlier
     outputs; else it is the real length of each sample.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from anyformer.attention import _features
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.side import Side
@@ -36,17 +37,31 @@ class CosFormer(Attention):
     summary = "linear attention through relu, with weights that a cosine of the distance lowers"
     paper = "Qin et al. 2022, 2202.08791"
     family = ("order of the product", "cosformer")
-    forms = (Form.ROTATE, Form.TURN, Form.EMBED)
-    later = _features.LATER
+    forms = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.GATES,
+        Form.DECAY,
+        Form.TOEPLITZ,
+        Form.CLIPPED,
+        Form.GRID,
+        Form.BOXES,
+        Form.EMBED,
+    )
     refusal = _features.REFUSAL
     decodes = "state"
+    keyed = _features.KEYED
     rotates = "self"
     ordered = True
     weights = False
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.documents = site.causal
+        self.documents = self.spans = site.causal
+
+    def cost(self) -> Cost:
+        """Keys times values, summed once, and queries times the sum, with 2 d features."""
+        return Cost(self.site, "2 h n d^2 + 2 k m d^2", memory="2 d (h n + k m + k d)")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
@@ -66,14 +81,15 @@ class CosFormer(Attention):
         queries, keys = context.queries, context.keys.part(context.keys.length - m, context.keys.length)
         reach = torch.tensor([[most]], device=q.device) if context.causal else longest(queries, keys)
         wide = torch.promote_types(torch.float32, q.dtype)
+        raw = q, k
         q, k = torch.relu(q.to(wide)), torch.relu(k.to(wide))
         q_den, k_den = reweighted(q, queries.places, reach), reweighted(k, keys.places, reach)
         rotate = context.encoding.rotate
         if rotate is None:
-            return _features.attend(q_den, k_den, v, context)
+            return _features.attend(q_den, k_den, v, context, raw=raw)
         q, k = rotate(q, k)
         q, k = reweighted(q, queries.places, reach), reweighted(k, keys.places, reach)
-        return _features.attend(q, k, v, context, q_den=q_den, k_den=k_den)
+        return _features.attend(q, k, v, context, raw=raw, q_den=q_den, k_den=k_den)
 
 
 def reweighted(

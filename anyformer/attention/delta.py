@@ -4,8 +4,7 @@ Paper: Schlag, Irie and Schmidhuber 2021, 2102.11174; in this form Yang et al. 2
 Equation: S_t = S_(t-1) + beta_t k_t (v_t - S_(t-1)^T k_t)^T, y_i = scale S_i^T q_i, with beta_t = sigmoid(W x_t) for each key
     head, queries and keys silu(.) divided by their length; out_i = y_i / rms(y_i). With a rotary encoding the state is read at
     R_t k_t as a query would, and written at k_t turned as a key: what is read depends on offsets only.
-Cost: 3 n d^2 multiply-adds a head, 4 n c d more for chunks of c tokens (pairs of queries and keys, pairs of keys, and the solution
-    for the corrections), and n dim for beta. Decoding keeps d^2 numbers a key head.
+Decoding: a state of d^2 numbers a key head.
 Deviations: the authors' short convolutions are layers of their own here (`conv`). rms has an epsilon of 1e-12, so that outputs do
     not depend on the scale and with it on the form of computing them. Not causal, which the paper has not, a backward pass over
     the later tokens is added to the forward one.
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.attention import _gates
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops.linear_delta import delta_rule, delta_rule_with_state
 from anyformer.site import Site
@@ -40,8 +40,11 @@ class Delta(Attention):
     paper = "Schlag et al. 2021, 2102.11174; Yang et al. 2024, 2406.06484"
     family = ("order of the product", "delta")
     forms = (Form.ROTATE, Form.TURN, Form.EMBED)
-    later = _gates.LATER
-    refusal = _gates.REFUSAL
+    refusal = (
+        "each key corrects what the state holds of all earlier ones, so that no factor belongs to a pair, and a state that fades "
+        "is another model; use an encoding that is added at the embedding or rotates, such as sinusoidal or rope, or gated_linear "
+        "with alibi"
+    )
     cross = False
     decodes = "state"
     reads = ("q", "k", "v", "x")
@@ -54,6 +57,12 @@ class Delta(Attention):
         self.most, self.norm = 2.0 if negative else 1.0, norm
         self.beta = nn.Linear(site.dim, site.kv_heads, bias=False)
         self.gate = nn.Linear(site.dim, site.heads * site.head_dim, bias=False) if gate else None
+
+    def cost(self) -> Cost:
+        """The state read at the key, corrected, and read by the query, not causal for each direction; beta, and the gate."""
+        ways = "" if self.site.causal else "2 "
+        text = f"{ways}(h + 2 k) n d^2 + n c k" + ("" if self.gate is None else " + n c h d")
+        return Cost(self.site, text, memory=f"{ways}k d^2")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

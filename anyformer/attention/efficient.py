@@ -3,7 +3,7 @@
 Paper: Shen, Zhang, Zhao, Yi and Li 2018, 1812.01243.
 Equation: out_i = sum_c softmax_c(q_i)_c sum_j softmax_j(k_jc) v_j; each row of the implied weights sums to 1. Causal, the second
     softmax runs over j <= i: a running average for each channel, which a later key of weight e moves by its share of e.
-Cost: 2 n d^2 multiply-adds a head; causal, 3/2 n c d more for chunks of c tokens. Decoding keeps d^2 + d numbers a key head.
+Decoding: a state of d^2 + d numbers a key head.
 Deviation: the paper has no causal form.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context, LayerCache
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops.linear_gated import gated_linear_attention_with_state
 
@@ -36,6 +37,10 @@ class Efficient(Attention):
     documents = False
     decodes = "state"
     weights = False
+
+    def cost(self) -> Cost:
+        """Keys times values, summed once, and queries times the sum."""
+        return Cost(self.site, "h n d^2 + k m d^2", memory="k d^2")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

@@ -5,7 +5,6 @@ Equation, with P the learned points [points d] of each key head:
 
     W = softmax(scale * P K^T) [points m],   K' = W K,   V' = W V,   out = softmax(scale * Q K'^T) V'
 
-Cost: 4 m p d + 2 n p d multiply-adds a head for p points.
 Deviation: the papers give the second read projections of its own, and the first also a residual, norms and a feed-forward; here
 both reads share the layer's keys and values, and the block around the layer has the rest.
 """
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
 from anyformer.site import Site
@@ -54,6 +54,15 @@ class Inducing(Attention):
         super().__init__(site)
         self.points = nn.Parameter(torch.empty(site.kv_heads, points, site.head_dim))
         nn.init.normal_(self.points)
+
+    def cost(self) -> Cost:
+        """What the points read of keys and of values, each with its own weights, and what the queries read of that."""
+        return Cost(
+            self.site,
+            "4 k m points d + 2 h n points d",
+            memory="points (k m + h n + 2 k d)",
+            sizes={"points": self.points.shape[1]},
+        )
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

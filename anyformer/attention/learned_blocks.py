@@ -10,7 +10,6 @@ Equation, for groups of `group` places, a key head at a time, with x_r the mean 
 
     A binary choice has no slope. In the backward a kept logit of group c counts as if sigmoid((s_rc - t_r) / temperature) had been
     added to it, with t_r midway between the last score kept and the first one left out; where nothing is left out there is none.
-Cost: 2 n keep group d multiply-adds a head, and a key head m^2 d / group^2 + 2 m d^2 / group for the network.
 Deviations: none from the definition. The network reads means of keys without a gradient to them: what the estimator says ends in
     the network, so the gradient of everything else stays exact.
 """
@@ -26,6 +25,7 @@ from anyformer.attention._blocks import Blocks, blocks, leftmost
 from anyformer.attention._groups import FORMS, attend_groups, gate_sums, terms
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.site import Site
 from anyformer.typing import PositiveFloat, Size
 
@@ -80,6 +80,16 @@ class LearnedBlocks(Attention):
         self.offsets = nn.Parameter(torch.zeros(site.kv_heads, 2 * _REACH + 1))
         for weight in (self.rows, self.columns):
             nn.init.normal_(weight, std=site.head_dim**-0.5)
+
+    def cost(self) -> Cost:
+        """The blocks that are kept, half of its own when causal, and the network that chooses them."""
+        read, choose = ("(2 keep - 1)", "/ 2") if self.site.causal else ("2 keep", "")
+        return Cost(
+            self.site,
+            f"h n {read} group d + k n m d / group^2 {choose}".strip() + " + k (n + m) d^2 / group",
+            memory="h n keep group + k n m / group^2",
+            sizes={"group": self.group, "keep": self.keep},
+        )
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

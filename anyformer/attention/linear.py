@@ -3,7 +3,7 @@
 Paper: Katharopoulos, Vyas, Pappas and Fleuret 2020, 2006.16236. Rotary positions: Su et al. 2021, 2104.09864, eq. 19.
 Equation: out_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), with phi(x) = elu(x) + 1 and R the
     rotation of a rotary encoding, which the denominator does without: rotated features are no longer positive.
-Cost: 2 n d^2 multiply-adds a head; causal, 2 n c d more for chunks of c tokens. Decoding keeps d^2 + d numbers a head.
+Decoding: a state of d^2 + d numbers a key head.
 Deviations: the denominator is bounded by 1e-6 from below, where the paper's code adds 1e-6 to it.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from anyformer.attention import _features
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops.feature_maps import elu1
 
@@ -27,12 +28,26 @@ class Linear(Attention):
     summary = "keys and values are summed once; each query reads the sum through positive features"
     paper = "Katharopoulos et al. 2020, 2006.16236"
     family = ("order of the product", "linear")
-    forms = (Form.ROTATE, Form.TURN, Form.GATES, Form.EMBED)
-    later = _features.LATER
+    forms = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.GATES,
+        Form.DECAY,
+        Form.TOEPLITZ,
+        Form.CLIPPED,
+        Form.GRID,
+        Form.BOXES,
+        Form.EMBED,
+    )
     refusal = _features.REFUSAL
     decodes = "state"
+    keyed = _features.KEYED
     rotates = "self"
     weights = False
+
+    def cost(self) -> Cost:
+        """Keys times values, summed once, and queries times the sum."""
+        return Cost(self.site, "h n d^2 + k m d^2", memory="k d^2")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
@@ -41,6 +56,7 @@ class Linear(Attention):
         rotate = context.encoding.rotate
         if rotate is None:
             return _features.attend(q, k, v, context, elu1=True)
+        raw = q, k
         q, k = elu1(q), elu1(k)
         rotated_q, rotated_k = rotate(q, k)
-        return _features.attend(rotated_q, rotated_k, v, context, q_den=q, k_den=k)
+        return _features.attend(rotated_q, rotated_k, v, context, raw=raw, q_den=q, k_den=k)

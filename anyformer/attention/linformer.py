@@ -3,7 +3,6 @@
 Paper: Wang et al. 2020, 2006.04768.
 Equation: K' = E^T K, V' = F^T V, out = softmax(scale * q K'^T) V'; E and F are [max_length rank], and m keys use the
 first m rows.
-Cost: 2 m rank d + 2 n rank d multiply-adds a head; 2 max_length rank weights a projection pair.
 Deviation: none.
 """
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
@@ -40,8 +40,8 @@ class Linformer(Attention):
     summary = "keys and values are compressed along the length to a fixed number of learned mixtures"
     paper = "Wang et al. 2020, 2006.04768"
     family = ("fewer keys", "linformer")
-    forms = (Form.ROTATE, Form.TURN, Form.AUGMENT, Form.EMBED)
-    absolute = frozenset({Form.ROTATE, Form.TURN, Form.AUGMENT})
+    forms = (Form.ROTATE, Form.TURN, Form.AUGMENT, Form.PRODUCT, Form.EMBED)
+    absolute = frozenset({Form.ROTATE, Form.TURN, Form.AUGMENT, Form.PRODUCT})
     refusal = (
         "it compresses the key axis, so no score belongs to one pair of query and key and there is nothing to bias; "
         "use an encoding added at the embedding, such as sinusoidal or learned; rope runs too, but mixed"
@@ -63,6 +63,15 @@ class Linformer(Attention):
         for mix in self.mixes:
             nn.init.normal_(mix, std=rank**-0.5)
 
+    def cost(self) -> Cost:
+        """Keys and values mixed, then scores and values of the mixtures."""
+        return Cost(
+            self.site,
+            "2 k m rank d + 2 h n rank d",
+            memory="h n rank + 2 k rank d",
+            sizes={"rank": self.mixes[0].shape[-1]},
+        )
+
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
     ) -> Float[Tensor, "b h n v"]:
@@ -80,13 +89,13 @@ class Linformer(Attention):
             k, v = (torch.where(keep[:, None, :, None], part, torch.zeros_like(part)) for part in (k, v))
         encoding = context.encoding
         v = v if encoding.turn is None else encoding.turn(v)
-        out = ops.fused(
-            q,
-            compress(k, self.mixes[0]),
-            compress(v, self.mixes[-1]),
-            scale=q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale,
-            dropout=context.dropout,
-        )
+        scale = q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale
+        k, v = compress(k, self.mixes[0]), compress(v, self.mixes[-1])
+        if encoding.product is None:
+            out = ops.fused(q, k, v, scale=scale, dropout=context.dropout)
+        else:  # the fused kernel has no gradient for it
+            product = encoding.product(q, ops.repeat_heads(k, q.shape[1]))
+            out, _ = ops.dense(q, k, v, bias=product, scale=scale, dropout=context.dropout)
         return out if encoding.turn_back is None else encoding.turn_back(out)
 
 

@@ -5,7 +5,6 @@ Equation: out = F1 (Z (F3 V)) + D(V), where q' and k' are the means of `landmark
     F1 = softmax(scale * Q k'^T) [n l],   A = softmax(scale * q' k'^T) [l l],   F3 = softmax(scale * q' K^T) [l m],
 D is one filter of `kernel` places a key head, and Z is near the pseudo-inverse of A: Z_0 = A^T / (|A|_1 |A|_inf) and, `steps`
 times, Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4. The token at place p of t real ones is in segment floor(p l / t).
-Cost: 2 n l d + 2 m l d + 4 steps l^3 + l^2 d + kernel m d multiply-adds a head.
 Deviations: the norms of Z_0 are those of each matrix, where the authors' code takes the largest in the batch; fewer tokens than
 landmarks leave landmarks empty, which take no part.
 """
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
@@ -76,6 +76,14 @@ class Nystrom(Attention):
         self.filter = nn.Parameter(torch.empty(site.kv_heads, kernel)) if kernel else None
         if self.filter is not None:
             nn.init.uniform_(self.filter, -(kernel**-0.5), kernel**-0.5)
+
+    def cost(self) -> Cost:
+        """Both reads, the matrix of the landmarks and its product with what they read, the inverse, the filter."""
+        text = "2 h (n + m) landmarks d + 2 h landmarks^2 d + 4 h steps landmarks^3"
+        sizes = {"landmarks": self.landmarks, "steps": self.steps}
+        if self.filter is not None:
+            text, sizes = text + " + k m kernel d", sizes | {"kernel": self.filter.shape[-1]}
+        return Cost(self.site, text, memory="h landmarks (n + m + landmarks)", sizes=sizes)
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
@@ -170,9 +178,6 @@ def pseudo_inverse(matrix: Float[Tensor, "b h l l"], steps: int) -> Float[Tensor
 
 def filtered(v: Float[Tensor, "b k m v"], taps: Float[Tensor, "k width"]) -> Float[Tensor, "b k m v"]:
     """Each key head's values under its own filter over places, 0 beyond the sequence."""
-    b, k, m, width = v.shape
-    if not m:  # a convolution refuses it
+    if not v.shape[2]:  # a convolution refuses it
         return v
-    rows = v.permute(0, 3, 1, 2).reshape(b * width, k, m)
-    out = F.conv1d(rows, taps[:, None], padding=taps.shape[1] // 2, groups=k)
-    return out.view(b, width, k, m).permute(0, 2, 3, 1)
+    return F.conv2d(v, taps[:, None, :, None], padding=(taps.shape[1] // 2, 0), groups=len(taps))

@@ -6,7 +6,7 @@ Equation: out_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j), x
     hyperbolic  the same for w_r and for -w_r, f / 2 rows
     relu        phi(x)_r = max(w_r . x', 0) + 0.001, an estimate of no known kernel
     with rows w_r as long as standard normal ones and orthogonal in blocks of d.
-Cost: 4 n f d multiply-adds a head; causal, n c (f + d) more for chunks of c tokens. Decoding keeps f d + f numbers a key head.
+Decoding: a state of f d + f numbers a key head.
 Deviations: the authors add 0.0001 to each feature after dividing by its largest over all keys; then later keys move earlier
     outputs, padding moves all, and the sum is not scaled back. Here the largest is taken of each query only, and key features
     are bounded by a factor of their row (see `positive_queries`): nothing is added, and the division is exact.
@@ -21,6 +21,7 @@ from torch import Tensor
 from anyformer.attention import _features
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.draws import orthogonal
@@ -47,12 +48,24 @@ class Performer(Attention):
     summary = "softmax estimated by positive random features; keys and values are summed once"
     paper = "Choromanski et al. 2020, 2009.14794"
     family = ("order of the product", "performer")
-    forms = (Form.ROTATE, Form.TURN, Form.GATES, Form.EMBED)
+    forms = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.GATES,
+        Form.DECAY,
+        Form.TOEPLITZ,
+        Form.CLIPPED,
+        Form.GRID,
+        Form.BOXES,
+        Form.AUGMENT,
+        Form.EMBED,
+    )
     absolute = frozenset({Form.ROTATE})
     fixed_width = True
-    later = _features.LATER
+    estimates = True
     refusal = _features.REFUSAL
     decodes = "state"
+    keyed = _features.KEYED
     weights = False
 
     def __init__(
@@ -76,14 +89,24 @@ class Performer(Attention):
         """Draw new rows from the global generator, for training that changes them now and then; never called by itself."""
         _features.draw(self.rows, orthogonal, _features.fresh_seed())
 
+    def cost(self) -> Cost:
+        """The features, keys times values, summed once, and queries times the sum."""
+        return Cost(
+            self.site,
+            "2 features d (h n + k m)",
+            memory="features (h n + k m + k d)",
+            sizes={"features": self.rows.shape[1] * (1 + (self.kernel == "hyperbolic"))},
+        )
+
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
     ) -> Float[Tensor, "b h n v"]:
         """Outputs of the queries; see the module's equation."""
-        scale = context.encoding.scale
+        raw, scale = (q, k), context.encoding.scale
         root = (q.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
         wide = torch.promote_types(torch.float32, q.dtype)
-        q, k, rows = q.to(wide) * root, k.to(wide) * root, self.rows.to(wide)
+        rows = _features.widened(self.rows, q.shape[-1], self.site.seed, self.name, self.site.layer)
+        q, k, rows = q.to(wide) * root, k.to(wide) * root, rows.to(wide)
         if self.kernel == "hyperbolic":
             rows = torch.cat([rows, -rows], dim=1)
         query_rows = rows.repeat_interleave(self.site.groups, dim=0)
@@ -91,4 +114,4 @@ class Performer(Attention):
             q, k = (torch.relu(x @ of.mT) + 0.001 for x, of in ((q, query_rows), (k, rows)))
         else:
             q, k = positive_queries(q, query_rows), positive_keys(k, rows)
-        return _features.attend(q, k, v, context, eps=1e-30)
+        return _features.attend(q, k, v, context, raw=raw, eps=1e-30)

@@ -8,7 +8,6 @@ Equation, with q one projection for queries and keys, and rounds r of hashing:
 
     i meets j in round r where both are in one bucket, and j in the same or the preceding chunk of it: the tokens of a bucket, in
     order, are cut every `bucket` tokens. When causal, j < i.
-Cost: 2 rounds n w d multiply-adds a head with w = 4 bucket (causal 3 bucket), and rounds n d f for hashing into f rows in all.
 Deviations: the row sorted by buckets is not cut, but each bucket by itself: what comes later, or pads, then moves no chunk. Hashes
     stay as drawn in training. There are 2 max_length / bucket buckets whatever the length, two hashes together where that is many.
     The factor s is that of the encoding, so that s q . k = q . q_j / |q_j| by default, as in the released code.
@@ -24,6 +23,7 @@ from anyformer.attention._chunks import as_keys, attend_buckets, placed
 from anyformer.attention._groups import FORMS
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.ops import softmax as ops
 from anyformer.ops.draws import generator, normal
 from anyformer.site import Site
@@ -71,6 +71,15 @@ class Reformer(Attention):
                 for at in range(rounds):
                     drawn = generator(site.seed, "reformer", site.layer, head, at)
                     self.rows[head, at] = normal(sum(self.sizes) // 2, site.head_dim, drawn)
+
+    def cost(self) -> Cost:
+        """Each round compares tiles of a bucket's size with four of them, the causal one with three; and the hashes."""
+        return Cost(
+            self.site,
+            f"{6 if self.site.causal else 8} h rounds n bucket d + h rounds n rows d",
+            memory=f"{3 if self.site.causal else 4} h rounds n bucket",
+            sizes={"rounds": self.rounds, "bucket": self.bucket, "rows": self.rows.shape[2]},
+        )
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], v: Float[Tensor, "b k m v"], context: Context

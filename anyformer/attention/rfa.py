@@ -5,8 +5,7 @@ Equation: out_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i / |q_i|) . phi(k_j
     up to a factor that cancels, exp(q . k / tau^2); phi(x) = [sin(w_r . x), cos(w_r . x)] / sqrt(r), rows w_r normal with a
     standard deviation of 1 / tau. Gated, with g_t = sigmoid(a . x_t + b) for each head:
     S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, and the denominator the same.
-Cost: 6 n r d multiply-adds a head for r rows; causal or gated, n c (2 r + d) more for chunks of c tokens. Decoding keeps
-    2 r (d + 1) numbers a head.
+Decoding: a state of 2 r (d + 1) numbers a head.
 Deviations: the denominator may be negative, so its magnitude is kept at 0.001 or more and its sign with it; the authors' two code
     paths each do something else. Rows change only where training asks for it (`redraw`), not from a pool in every step. Gated and
     not causal, which the paper has not, a backward pass over the later tokens is added to the forward one.
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from anyformer.attention import _features, _gates
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form
 from anyformer.ops.draws import normal
 from anyformer.ops.feature_maps import waves
@@ -46,10 +46,21 @@ class RFA(Attention):
     )
     paper = "Peng et al. 2021, 2103.02143"
     family = ("order of the product", "rfa")
-    forms = (Form.ROTATE, Form.TURN, Form.EMBED)
+    forms = (
+        Form.ROTATE,
+        Form.TURN,
+        Form.GATES,
+        Form.DECAY,
+        Form.TOEPLITZ,
+        Form.CLIPPED,
+        Form.GRID,
+        Form.BOXES,
+        Form.EMBED,
+    )
     absolute = frozenset({Form.ROTATE})
     fixed_width = True
     decodes = "state"
+    keyed = _features.KEYED
     weights = False
 
     def __init__(self, site: Site, *, features: Size = 64, tau: PositiveFloat = 1.0, gate: bool = False) -> None:
@@ -63,12 +74,25 @@ class RFA(Attention):
             self.gate.bias.data.copy_(torch.linspace(1.0, 5.0, site.heads))
         self.cross, self.ordered = not gate, gate
         self.reads = ("q", "k", "v", "x") if gate else ("q", "k", "v")
-        shared = _gates if gate else _features
-        self.later, self.refusal = shared.LATER, shared.REFUSAL
+        if gate:
+            self.forms, self.refusal = tuple(form for form in self.forms if form not in _features.KEYED), _gates.REFUSAL
+        else:
+            self.refusal = _features.REFUSAL
 
     def redraw(self) -> None:
         """Draw new rows from the global generator, for training that changes them now and then; never called by itself."""
         _features.draw(self.rows, normal, _features.fresh_seed())
+
+    def cost(self) -> Cost:
+        """The projections, keys times values, summed, and queries times the sum, with two features a row; gated and not causal, one
+        pass for each direction."""
+        sizes = {"features": self.rows.shape[1]}
+        if self.gate is None:
+            memory = "2 features (h n + k m + k d)"
+            return Cost(self.site, "3 features d (h n + k m)", memory=memory, sizes=sizes)
+        sums = 4 if self.site.causal else 8
+        text = f"{sums} h n features d + (h + k) n features d + n c h"
+        return Cost(self.site, text, memory=f"2 h features (2 n + {sums // 4} d)", sizes=sizes)
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
@@ -78,12 +102,12 @@ class RFA(Attention):
         Raises:
             SpecError: there is a gate, and the call brought no tokens for it.
         """
-        wide = torch.promote_types(torch.float32, q.dtype)
+        raw, wide = (q, k), torch.promote_types(torch.float32, q.dtype)
         rows = self.rows.to(wide) / self.tau
         q = waves(F.normalize(q.to(wide), dim=-1), rows.repeat_interleave(self.site.groups, dim=0))
         k = waves(F.normalize(k.to(wide), dim=-1), rows)
         if self.gate is None:
-            return _features.attend(q, k, v, context, eps=1e-3, signed=True)
+            return _features.attend(q, k, v, context, raw=raw, eps=1e-3, signed=True)
         logits = self.gate(_gates.tokens(self.name, context)).to(wide).mT  # [b h m]
         k = k.repeat_interleave(self.site.groups, dim=1) * torch.sigmoid(-logits)[..., None]
         v = v.repeat_interleave(self.site.groups, dim=1)

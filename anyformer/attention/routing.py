@@ -8,7 +8,6 @@ Equation, with centroids u_c of each head and cos the cosine of two vectors:
     causal: queries are their own keys, k_j = sqrt(d) q_j / |q_j|; token i is in the cluster with the largest cos(q_i, u_c) and
         reads the earlier tokens of its own chunk of w of that cluster and of the chunk before, itself where there is no other
 
-Cost: 2 n w d multiply-adds a head, causal 6 n w d, and (n + m) clusters d for the clustering.
 Deviations: centroids are weights whose gradient is that of spherical k-means, d/du of the mean of 1 - cos(x, u_nearest), added in
     the backward and independent of the loss. The paper moves them by a running mean in the forward, which a forward without a
     step, or one that is computed again, would move too. There is no commitment loss. Queries and keys are compared as they are; the
@@ -27,6 +26,7 @@ from anyformer.attention._chunks import as_keys, attend_buckets, placed
 from anyformer.attention._groups import FORMS, attend_groups, gather, terms
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.ops import softmax as ops
 from anyformer.site import Site
 from anyformer.typing import Size
@@ -62,10 +62,23 @@ class Routing(Attention):
         super().__init__(site)
         self.clusters = round(site.max_length**0.5) if clusters is None else clusters
         self.window = -(-site.max_length // self.clusters) if window is None and site.causal else window
+        self.spans = window is None and site.causal
         self.cross = not site.causal
         self.documents = self.shares = site.causal
         self.centroids = nn.Parameter(torch.empty(site.heads, self.clusters, site.head_dim))
         nn.init.normal_(self.centroids)
+
+    def cost(self) -> Cost:
+        """Cosines with the centroids; then each cluster's queries and keys, or when causal three chunks for each token."""
+        sizes = {"clusters": self.clusters} | ({} if self.window is None else {"window": self.window})
+        if self.site.causal:
+            text, memory = "6 h n window d + h n clusters d", "3 h n window + h n clusters"
+        elif self.window is None:
+            text, memory = "2 h n m d / clusters + h (n + m) clusters d", "h n m / clusters + h (n + m) clusters"
+        else:
+            text = "2 h clusters window^2 d + h (n + m) clusters d"
+            memory = "h clusters window^2 + h (n + m) clusters"
+        return Cost(self.site, text, memory=memory, sizes=sizes)
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g m d"], v: Float[Tensor, "b k m v"], context: Context

@@ -9,7 +9,6 @@ Equation, for blocks of `block` places, a key head at a time:
 
     balance: log P loses its row sums, then `iterations` times its column sums and its row sums. When causal, only j < i take part,
     the mean runs from place 0 to the first token of block i, and the column sum that row i loses is that of rows up to i.
-Cost: 4 n block d multiply-adds a head, and a key head 2 m^2 d / block for the sorting.
 Deviations: the network reads means of keys, where the paper reads sums of token vectors, which grow with the block. The sorted and
     the own block share one softmax, where the paper's formula adds the two logits. Causal column sums run over earlier rows only:
     later ones would tell the past about the future. Rows then sum to 1 and columns need not.
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from anyformer.attention._blocks import Blocks, blocks, leftmost
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
@@ -89,6 +89,16 @@ class Sinkhorn(Attention):
         for weight in (self.inner, self.outer):
             nn.init.normal_(weight, std=d**-0.5)
 
+    def cost(self) -> Cost:
+        """Two blocks for each query, half of its own when causal, and the sorting, half of it when causal."""
+        read, sort = ("3", "") if self.site.causal else ("4", "2 ")
+        return Cost(
+            self.site,
+            f"{read} h n block d + {sort}k n m d / block",
+            memory="2 h n block + 2 k n d + k n m / block^2",
+            sizes={"block": self.block},
+        )
+
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
     ) -> Float[Tensor, "b h n v"]:
@@ -122,7 +132,8 @@ class Sinkhorn(Attention):
         if self.training and self.noise:
             gumbel = -torch.empty_like(scores).exponential_().log()
             scores = scores + gumbel * (self.noise / self.temperature)
-        weights = balance(scores, sources(laid), self.iterations, causal=laid.causal)
+        allowed = None if laid.whole and not laid.causal else sources(laid)
+        weights = balance(scores, allowed, self.iterations, causal=laid.causal)
         if self.hard:
             best = torch.zeros_like(weights).scatter(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
             best = best.masked_fill(~sources(laid), 0.0)
@@ -147,25 +158,25 @@ def sources(laid: Blocks) -> Bool[Tensor, "b 1 g g"]:
 
 
 def balance(
-    scores: Float[Tensor, "b k g g"], allowed: Bool[Tensor, "b 1 g g"], iterations: int, *, causal: bool
+    scores: Float[Tensor, "b k g g"], allowed: Bool[Tensor, "b 1 g g"] | None, iterations: int, *, causal: bool
 ) -> Float[Tensor, "b k g g"]:
-    """Sinkhorn's balancing of exp(scores) over the allowed pairs: rows sum to 1, columns nearly so unless causal.
+    """Sinkhorn's balancing of exp(scores) over the allowed pairs (None: all): rows sum to 1, columns nearly so unless causal.
 
     A row without an allowed pair is 0. When causal, column j is divided in row i by its sum over rows up to i.
     """
 
-    def by_row(x: Tensor) -> Tensor:
-        return (x - x.logsumexp(dim=-1, keepdim=True)).masked_fill(~allowed, _FAR)
+    def shown(x: Tensor, hidden: float = _FAR) -> Tensor:
+        return x if allowed is None else x.masked_fill(~allowed, hidden)
 
-    x = by_row(scores.masked_fill(~allowed, _FAR))
+    x = shown(shown(scores).log_softmax(dim=-1))
     for _ in range(iterations):
         if causal:  # a running sum of plain weights: rows summed to 1 just now, so none overflows
-            x = x.clamp(min=_LEAST).masked_fill(~allowed, _FAR)
-            column = x.exp().cumsum(dim=-2).clamp(min=torch.finfo(x.dtype).tiny).log()
+            x = shown(x.clamp(min=_LEAST))
+            x = x - x.exp().cumsum(dim=-2).clamp(min=torch.finfo(x.dtype).tiny).log()
         else:
-            column = x.logsumexp(dim=-2, keepdim=True)
-        x = by_row((x - column).masked_fill(~allowed, _FAR))
-    return x.exp().masked_fill(~allowed, 0.0)
+            x = x.log_softmax(dim=-2)
+        x = shown(shown(x).log_softmax(dim=-1))
+    return shown(x.exp(), 0.0)
 
 
 def attend_sorted(
@@ -187,7 +198,9 @@ def attend_sorted(
     share = weights @ laid.real.to(k.dtype)[:, None]  # [b k r s]
     there = share.detach() > 0
     divisor = torch.where(there, share, 1.0)[..., None]
-    mixed = [(weights @ x.flatten(3)).unflatten(-1, (laid.size, -1)) / divisor for x in by_block]
+    mixed = [(weights @ x.flatten(3)).unflatten(-1, (laid.size, -1)) for x in by_block]
+    filled = laid.causal or laid.whole  # every block that is mixed is whole, so a row's shares are 1 or 0
+    mixed = mixed if filled else [x / divisor for x in mixed]
     own = [laid.at_rows(x) for x in by_block]
     rows, own_pairs = laid.rows.shape[1], laid.own()
     groups = q.shape[1] // k.shape[1]
@@ -202,7 +215,7 @@ def attend_sorted(
     keys, values = (fold(torch.cat(pair, dim=3)) for pair in zip(mixed, own, strict=True))
     pairs = own_pairs.flatten(0, 1)[:, None].expand(-1, q.shape[1], -1, -1)
     allowed = torch.cat([by_head(there).expand_as(pairs), pairs], dim=-1)
-    if laid.causal or laid.whole:  # every block that is mixed is whole
+    if filled:
         seen = allowed if laid.causal else None
         out = ops.fused(queries, keys, values, allowed=seen, scale=scale, dropout=dropout)
     else:

@@ -3,7 +3,6 @@
 Paper: Vaswani et al. 2017, 1706.03762; the patterns name their own.
 Equation: out_i = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the pairs (i, j) that pattern, causality, padding and documents
     allow.
-Cost: 4 n m d multiply-adds a head on the dense path.
 """
 
 from dataclasses import replace
@@ -14,17 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from anyformer.attention import _flex
+from anyformer.attention import _flex, _pieces
 from anyformer.attention._tiles import choose, run
 from anyformer.attention._ways import took
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
 from anyformer.pattern import decompose
 from anyformer.pattern.base import Pattern
-from anyformer.pattern.pairs import pairs
+from anyformer.pattern.pairs import count, pairs
 from anyformer.site import Site
 
 Impl = Literal["auto", "reference", "torch", "tiles", "flex"]
@@ -76,6 +76,16 @@ class Softmax(Attention):
         else:
             self.refusal = "its pattern leaves out keys between query and key; use local(...) or no pattern"
 
+    def cost(self) -> Cost:
+        """Scores, and the values that they weigh."""
+        pattern, site = self.pattern, self.site
+
+        def kept(n: int, m: int) -> int:
+            assert pattern is not None
+            return count(pattern, n, m, site.heads, causal=site.causal, layer=site.layer)
+
+        return Cost(site, "2 pairs d", memory="pairs", again="pairs d", pairs=None if pattern is None else kept)
+
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
     ) -> Float[Tensor, "b h n v"]:
@@ -102,7 +112,8 @@ def attend(
         scale: factor on q . k; None: the encoding's, or d ** -0.5.
         impl: "tiles" cuts the pairs into tiles, "flex" calls FlexAttention, "torch" the fused dense kernel, "reference" writes the
             softmax out; "auto" takes flex for patterns on a GPU, elsewhere tiles where a pattern leaves few enough pairs or terms
-            by offset would cost the dense kernels more, else the fused kernel where that can do it.
+            by offset would cost the dense kernels more, else pieces of rows where other terms would need a large tensor of all
+            pairs, else the fused kernel where that can do it.
 
     Raises:
         SpecError: the implementation cannot do what was asked.
@@ -121,7 +132,8 @@ def attend(
         )
     if impl == "torch" and needs_weights(context):
         raise SpecError('impl="torch" has no softcap, no learned term on logits and none on values; use impl="auto"')
-    if path is None and not flex and (impl == "reference" or needs_weights(context)):
+    pieces = impl == "auto" and path is None and not flex and _pieces.pays(q, k, context)
+    if path is None and not flex and not pieces and (impl == "reference" or needs_weights(context)):
         return attend_with_lse(q, k, v, context, scale)[0]
     k, v = _clean(k, context), _clean(v, context)
     v = v if encoding.turn is None else encoding.turn(v)
@@ -131,6 +143,9 @@ def attend(
     elif path is not None:
         took(path.name)
         out = run(path, q, k, v, context, _scale(q, context, scale))
+    elif pieces:
+        took("pieces")
+        out = _pieces.run(q, k, v, context, _scale(q, context, scale))
     else:
         took("fused")
         out = ops.fused(

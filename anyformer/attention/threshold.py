@@ -9,8 +9,6 @@ Equation: with p_i = softmax(s_i) over the allowed keys and s_ij = s q_i . k_j +
     rule "weight":   p_ij >= level, or p_ij is the largest
     rule "mass":     the fewest largest weights whose sum reaches level
 
-Cost: 2 n m d multiply-adds a head, for all pairs have a logit and weights multiply densely. Memory for a few rows of logits at
-    once; "mass" sorts each row.
 Deviation: the papers name no rule relative to the largest weight. It is the default because it never empties a row: a fixed
     threshold keeps a single key as soon as weights spread over many.
 """
@@ -25,6 +23,7 @@ from torch import Tensor
 from anyformer.attention._rows import FORMS, attend_rows, keep_from, weigh_by_softmax
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.site import Site
 from anyformer.typing import Fraction
@@ -59,6 +58,10 @@ class Threshold(Attention):
             raise SpecError(f"{self.name}: level=0 keeps {'nothing' if rule == 'mass' else 'all'}; use a level above 0")
         self.level = level
         self.rule: Rule = rule
+
+    def cost(self) -> Cost:
+        """All pairs have a logit, and weights multiply densely, zeros too; "mass" sorts each row."""
+        return Cost(self.site, "2 pairs d", memory="pairs", again="pairs d")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

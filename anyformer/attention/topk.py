@@ -3,8 +3,6 @@
 Paper: Zhao et al. 2019, 1912.11637; in pieces of rows: Gupta et al. 2021, 2106.06899.
 Equation: out_i = sum_j softmax_j(s_ij) v_j over the allowed j with s_ij >= t_i, t_i the k-th largest allowed logit of row i;
     s_ij = s q_i . k_j + b_ij.
-Cost: 2 n m d multiply-adds a head, for all pairs have a logit and weights multiply densely; the choice takes n m log k more.
-    Memory for a few rows of logits at once.
 Deviation: logits that equal the k-th largest, but for rounding, are all kept, so that the choice does not hang on an order of
     equals.
 """
@@ -15,6 +13,7 @@ from torch import Tensor
 from anyformer.attention._rows import FORMS, attend_rows, keep_from, weigh_by_softmax
 from anyformer.attention.base import Attention
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.site import Site
 from anyformer.typing import Size
 
@@ -39,6 +38,10 @@ class Topk(Attention):
     def __init__(self, site: Site, *, k: Size = 8) -> None:
         super().__init__(site)
         self.k = k
+
+    def cost(self) -> Cost:
+        """All pairs have a logit, and weights multiply densely, zeros too; the choice takes comparisons only."""
+        return Cost(self.site, "2 pairs d", memory="pairs", again="pairs d")
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context

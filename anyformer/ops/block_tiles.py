@@ -44,6 +44,8 @@ class Chunk(NamedTuple):
     """Whether a list or a key block is shorter than its room."""
     run: int
     """The first key block when there is one list and it has no gaps, so that its keys are read in place; else -1."""
+    first: int
+    """The first block of rows when they follow each other, so that they are read and written in place; else -1."""
 
 
 class BlockTiles(Layout):
@@ -58,12 +60,14 @@ class BlockTiles(Layout):
         documents: Tensor | None,
         bias: Tensor | None,
         threads: int,
+        learning: bool = False,
     ):
         batch, self.heads, self.n = q.shape[:3]
         self.m, self.block = k.shape[2], lists.block
         self.row_blocks, self.key_blocks = -(-self.n // self.block), -(-self.m // self.block)
         self.rows, self.slots = self.row_blocks * self.block, (self.key_blocks + 1) * self.block
-        self.at_once = tiles_at_once(self.block**2, threads)
+        # a block of gathered keys takes about as much of the cache as its scores
+        self.at_once = tiles_at_once(2 * self.block**2, threads)
         self.scratch = Scratch(working_dtype(q), q.device)
         self.unreadable = keep is not None
         readable = self._zeros(batch, self.slots, 1)
@@ -77,10 +81,10 @@ class BlockTiles(Layout):
         self.masks = None if lists.masks is None else (1.0 - lists.masks.to(self.scratch.dtype)) * SHUT
         self.bias = bias
         self.shut_offsets = bias is not None and bool((bias <= DEAD).any())
-        self.d_bias = None if bias is None else self._zeros(self.heads, self._padded_offsets())
+        self.d_bias = self._zeros(self.heads, self._padded_offsets()) if learning and bias is not None else None
         self._bias_head = self._d_bias_head = -1
         self._offsets, self._keys = lists.offsets.cpu().numpy(), lists.keys.cpu().numpy()
-        self._partial = np.full_like(self._keys, -1) if lists.partial is None else lists.partial.cpu().numpy()
+        self._partial = None if lists.partial is None else lists.partial.cpu().numpy()
         self._chunks: dict[int, list[Chunk]] = {}
 
     def load(self, sample: int, source: Tensor, name: str) -> Tensor:
@@ -100,6 +104,8 @@ class BlockTiles(Layout):
         return self._chunks[index]
 
     def queries(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
+        if chunk.first >= 0:
+            return self._in_place(chunk, rows)
         return self._gather(rows, chunk.blocks, name).view(chunk.blocks.shape[0], self.block, -1)
 
     def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
@@ -108,10 +114,13 @@ class BlockTiles(Layout):
         return self._gather(slots, chunk.keys.flatten(), name).view(chunk.keys.shape[0], -1, slots.shape[-1])
 
     def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
+        if chunk.first >= 0:
+            return self._in_place(chunk, rows)
         return self.scratch.take(name, chunk.blocks.shape[0], self.block, rows.shape[-1])
 
     def put(self, chunk: Chunk, tile: Tensor, rows: Tensor) -> None:
-        rows.view(self.row_blocks, -1).index_copy_(0, chunk.blocks, tile.flatten(1))
+        if chunk.first < 0:
+            rows.view(self.row_blocks, -1).index_copy_(0, chunk.blocks, tile.flatten(1))
 
     def spread(self, chunk: Chunk, tile: Tensor, slots: Tensor) -> None:
         if chunk.run >= 0:
@@ -126,6 +135,12 @@ class BlockTiles(Layout):
     def query_terms_backward(
         self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
     ) -> None:
+        """None in this layout."""
+
+    def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
+        """None in this layout."""
+
+    def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
         """None in this layout."""
 
     def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:
@@ -202,9 +217,10 @@ class BlockTiles(Layout):
         keys, masks = np.full(entries.shape, self.key_blocks), np.full(entries.shape, -1)
         if len(self._keys):
             keys = np.where(listed, self._keys[entries], keys)
-            masks = np.where(listed, self._partial[entries], masks)
+            masks = masks if self._partial is None else np.where(listed, self._partial[entries], masks)
         short = self.key_blocks - 1 if self.m % self.block else self.key_blocks
         masked = np.flatnonzero(masks >= 0)
+        in_order = bool((np.diff(blocks) == 1).all())
         run = len(blocks) == 1 and bool((np.diff(keys[0]) == 1).all())
         return Chunk(
             blocks=self._index(blocks),
@@ -213,7 +229,13 @@ class BlockTiles(Layout):
             masks=self._index(masks.flat[masked]),
             short=bool((keys >= short).any()),
             run=int(keys[0, 0]) if run else -1,
+            first=int(blocks[0]) if in_order else -1,
         )
+
+    def _in_place(self, chunk: Chunk, rows: Tensor) -> Tensor:
+        """A view [C q d] of the rows of a chunk."""
+        start, count = chunk.first * self.block, chunk.blocks.shape[0]
+        return rows[start : start + count * self.block].view(count, self.block, -1)
 
     def _index(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers.astype(np.int64)).to(self.scratch.device)

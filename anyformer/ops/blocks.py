@@ -113,12 +113,13 @@ def run_backward(
     scale: float,
     softcap: float,
     dropout: float,
+    learning: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and bias, the last empty without a bias."""
+    """The gradients of q, k, v and bias, the last empty without a bias and 0 unless `learning`."""
     if k.shape[2] == 0 or q.numel() == 0:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape), tile.gradient_of(bias, None)
     lists = Lists(block, offsets, keys, partial, masks)
-    layout = BlockTiles(q, k, lists, keep, documents, bias, tile.threads(dropout))
+    layout = BlockTiles(q, k, lists, keep, documents, bias, tile.threads(dropout), learning)
     rule = tile.rule(scale, softcap, dropout, seed)
     d_q, d_k, d_v = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, rule)
     return d_q, d_k, d_v, tile.gradient_of(bias, layout.bias_gradient())
@@ -138,7 +139,8 @@ def differentiate(ctx, d_out, d_lse):
     *plain, want_lse = ctx.plain
     q, k, v, *rest = ctx.saved_tensors
     d_out = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
-    d_q, d_k, d_v, d_bias = block_backward(d_out, d_lse if want_lse else None, q, k, v, *rest, *plain)
+    d_lse, learning = d_lse if want_lse else None, ctx.needs_input_grad[10]
+    d_q, d_k, d_v, d_bias = block_backward(d_out, d_lse, q, k, v, *rest, *plain, learning)
     return d_q, d_k, d_v, *[None] * 7, d_bias if rest[7] is not None else None, *[None] * 6
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyformer.ops.softmax import dense, repeat_heads
 from anyformer.ops.tile import working_dtype
-from anyformer.ops.window_tiles import block_rows
+from anyformer.ops.window_cut import block_rows
 
 
 def window_attention_composite(
@@ -26,6 +26,7 @@ def window_attention_composite(
     bias: Float[Tensor, "h o"] | None = None,
     query_table: Float[Tensor, "h o d"] | None = None,
     value_table: Float[Tensor, "h o v"] | None = None,
+    key_table: Float[Tensor, "h o d"] | None = None,
     global_keys: Int[Tensor, "b g"] | None = None,
     global_bias: Float[Tensor, "#b h n g"] | None = None,
     scale: float,
@@ -36,13 +37,16 @@ def window_attention_composite(
     (batch, heads, n, _), m, right = q.shape, k.shape[2], 0 if causal else right
     k, v = (repeat_heads(x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0), heads) for x in (k, v))
     q = q if asking is None else q.masked_fill(~asking[:, None, :, None], 0.0)
-    tables = (None if x is None else x[:, : left + right + 1] for x in (bias, query_table, value_table))
-    bias, query_table, value_table = tables
+    tables = (None if x is None else x[:, : left + right + 1] for x in (bias, query_table, value_table, key_table))
+    bias, query_table, value_table, key_table = tables
     cut = WindowCut(n, m, left, right, q.device)
 
     logits = cut.rows(q.to(wide := working_dtype(q))) @ cut.keys(k.to(wide)).mT  # [b h t q s]
     if query_table is not None:
         logits = logits + cut.pick(cut.rows(q.to(wide)) @ query_table.to(wide).mT[:, None])
+    if key_table is not None:
+        met = k.to(wide) @ key_table.to(wide).mT  # [b h m o]
+        logits = logits + cut.pick_by_key(cut.keys(met))
     logits = capped(logits * scale, softcap)
     if bias is not None:
         logits = logits + cut.pick(bias.to(wide)[None, :, None, None].expand(batch, -1, *logits.shape[2:4], -1))
@@ -170,6 +174,10 @@ class WindowCut:
     def pick(self, by_offset: Tensor) -> Tensor:
         """[b h t q o] -> [b h t q s]"""
         return by_offset.gather(-1, self.offset.expand(*by_offset.shape[:3], -1, -1))
+
+    def pick_by_key(self, by_offset: Tensor) -> Tensor:
+        """[b h t s o] -> [b h t q s]"""
+        return by_offset.gather(-1, self.offset.mT.expand(*by_offset.shape[:3], -1, -1)).mT
 
     def sums(self, weights: Tensor) -> Tensor:
         """[b h t q s] -> [b h t q o]: the adjoint of `pick`."""

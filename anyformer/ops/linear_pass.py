@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.ops.feature_maps import elu1_slope
 from anyformer.ops.linear_segment import Rows, Segment
 from anyformer.ops.linear_tiles import GONE, Block, Cut, Operands, Rule, Tiles, bounded, results, working
 from anyformer.ops.pages import in_huge_pages
@@ -22,8 +21,8 @@ def forward(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Tens
     s_all[:, :, 0], z_all[...] = s, z.unsqueeze(2)
     cut, work = Cut(x.k, rule.chunk), Scratch(working(x), x.q.device)
     for group in cut.groups(x.q.device):
-        rows, out_tiles = Rows(x, cut, group, rule, work), Tiles(out, cut, group, work.dtype)
-        den_tiles = Tiles(den.unsqueeze(-1), cut, group, work.dtype)
+        rows, out_tiles = Rows(x, cut, group, rule, work), Tiles(out, cut, group, work)
+        den_tiles = Tiles(den.unsqueeze(-1), cut, group, work)
         s_here, z_here = group.of(s_all), group.of(z_all)
         for i, block in enumerate(cut.blocks(rule.reverse)):
             segment = Segment(rows, block)
@@ -76,9 +75,9 @@ def backward(
     d_s, d_z = d_s.clone(), d_z.clone()
     for group in cut.groups(x.q.device):
         rows, targets = Rows(x, cut, group, rule, work), Rows(grads, cut, group, rule, work)
-        out_tiles, den_tiles, d_out_tiles = (Tiles(y, cut, group, work.dtype) for y in (out, den.unsqueeze(-1), d_out))
-        d_den_tiles = None if d_den is None else Tiles(d_den.unsqueeze(-1), cut, group, work.dtype)
-        fades = None if d_fade is None else Tiles(d_fade.unsqueeze(-1), cut, group, work.dtype)
+        out_tiles, den_tiles, d_out_tiles = (Tiles(y, cut, group, work) for y in (out, den.unsqueeze(-1), d_out))
+        d_den_tiles = None if d_den is None else Tiles(d_den.unsqueeze(-1), cut, group, work)
+        fades = None if d_fade is None else Tiles(d_fade.unsqueeze(-1), cut, group, work)
         s_here, z_here, u, u_z = (group.of(y) for y in (s_all, z_all, d_s, d_z))
         for i, block in reversed(list(enumerate(cut.blocks(rule.reverse)))):
             segment = Segment(rows, block)
@@ -105,8 +104,10 @@ def _write_gradients(segment: Segment, block: Block, targets: Rows, fading: bool
     if fading:
         moved += segment.moved(dq, dk, segment.q, segment.k)
     if segment.rule.features == "elu1":
-        dq.mul_(elu1_slope(segment.q))
-        dk.mul_(elu1_slope(segment.k))
+        for gradient, features in ((dq, segment.q), (dk, segment.k)):
+            gradient.mul_(
+                torch.clamp(features, max=1.0, out=work.take("slope", *features.shape))
+            )  # the slope of elu1: 1 above zero, where y > 1, and exp(x) = y below
     targets.q.store(dq, block)
     targets.k.store(dk, block)
     if not segment.shared:

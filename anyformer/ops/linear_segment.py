@@ -4,8 +4,6 @@ The backward has states of its own, U and u, the gradients of S and z; they run 
 pairs that it separates: those across the edge of its chunk, <S, U> + <z, u>, and inside the chunk a running sum of q . dq - k . dk.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,11 +29,11 @@ class Rows:
 
     def __init__(self, x: Operands, cut: Cut, group: Group, rule: Rule, work: Scratch):
         self.cut, self.group, self.rule, self.work, self.fade = cut, group, rule, work, None
-        self.q = Tiles(x.q, cut, group, work.dtype, None, rule.features)
-        self.k = Tiles(x.k, cut, group, work.dtype, x.keep, rule.features)
-        self.v = Tiles(x.v, cut, group, work.dtype, x.keep)
-        self.q_den = self.q if x.q_den is None else Tiles(x.q_den, cut, group, work.dtype)
-        self.k_den = self.k if x.k_den is None else Tiles(x.k_den, cut, group, work.dtype, x.keep)
+        self.q = Tiles(x.q, cut, group, work, None, rule.features, "q_features")
+        self.k = Tiles(x.k, cut, group, work, x.keep, rule.features, "k_features")
+        self.v = Tiles(x.v, cut, group, work, x.keep)
+        self.q_den = self.q if x.q_den is None else Tiles(x.q_den, cut, group, work)
+        self.k_den = self.k if x.k_den is None else Tiles(x.k_den, cut, group, work, x.keep)
         if x.fade is not None:
             fade = x.fade[group.b0 : group.b1] if x.fade.shape[0] > 1 else x.fade
             self.fade = fade[:, group.h0 : group.h1] if fade.shape[1] > 1 else fade
@@ -106,15 +104,15 @@ class Segment:
         """[R*t r*C w] -> [R*t r C w]."""
         return queries.unflatten(1, (-1, self.chunk))
 
-    def scan(self, steps: Tensor, first: Tensor, name: str, backward: bool = False) -> tuple[Tensor, Tensor]:
-        """Each chunk's sum [R*t ...] and the first state [R ...] -> the state before each chunk [R*t ...] and the last state.
+    def scan(self, name: str, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
+        """Each chunk's sum, left in the buffer `<name>_steps`, and the first state [R f v] -> the state before each chunk [R*t f v]
+        and the last state.
 
         With `backward` the same for gradients: each chunk's part and the gradient of the last state -> the gradient of the state
         after each chunk and that of the first state.
         """
-        rows, shape = math.prod(self.rows), steps.shape[1:]
-        states = self.work.take(name, *steps.shape).view(rows, self.t, -1).unbind(1)
-        added = steps.view(rows, self.t, -1).unbind(1)
+        shape = len(first), self.t, first[0].numel()
+        added, states = self.work.slices(f"{name}_steps", *shape), self.work.slices(name, *shape)
         carry = None if self.weights is None else self.weights.carry.unbind(1)
         order = range(self.t - 1, -1, -1) if self.rule.reverse != backward else range(self.t)
         states[order[0]].copy_(first.flatten(1))
@@ -125,15 +123,29 @@ class Segment:
                 torch.add(states[here], added[here], out=target)
             else:
                 torch.addcmul(added[here], states[here], carry[here], out=target)
-        return self.work.take(name, *steps.shape), final.view(rows, *shape)
+        return self.work.take(name, shape[0] * self.t, *first.shape[1:]), final.view(first.shape)
+
+    def count(self, steps: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
+        """`scan` of rows: each chunk's sum [R*t 1 e] and the first state [R e]."""
+        added, backwards = steps.view(len(first), self.t, -1), self.rule.reverse != backward
+        added = added.flip(1) if backwards else added
+        if self.weights is None:
+            states = torch.cat([first.unsqueeze(1), added], dim=1).cumsum(1)
+        else:
+            carry = self.weights.carry.flip(1) if backwards else self.weights.carry
+            states = [first]
+            for new, kept in zip(added.unbind(1), carry.unbind(1), strict=True):
+                states.append(torch.addcmul(new, states[-1], kept))
+            states = torch.stack(states, dim=1)
+        before = states[:, :-1].flip(1) if backwards else states[:, :-1]
+        return before.reshape(steps.shape), states[:, -1]
 
     def remember(self, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """From the states before the segment [R f v], [R e] make those before each chunk; returns those after the segment."""
-        steps = self.work.take("steps", len(self.k), self.k.shape[-1], self.v.shape[-1])
-        self.s, s = self.scan(torch.bmm(self.k_on.mT, self.v, out=steps), s, "s")
+        torch.bmm(self.k_on.mT, self.v, out=self.work.take("s_steps", len(self.k), self.k.shape[-1], self.v.shape[-1]))
+        self.s, s = self.scan("s", s)
         if self.counted:
-            self.z, z = self.scan(self.k_den_on.sum(1, keepdim=True), z.unsqueeze(1), "z")
-            z = z.squeeze(1)
+            self.z, z = self.count(self.k_den_on.sum(1, keepdim=True), z)
         return s, z
 
     def numerator(self, tile: Tensor, out: Tensor) -> Tensor:
@@ -169,15 +181,15 @@ class Segment:
 
     def asked(self, u: Tensor, u_z: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradients of the states after the segment make those after each chunk; returns those before the segment."""
-        steps = self.work.take("steps", len(self.q), self.q.shape[-1], self.v.shape[-1])
-        self.u, u = self.scan(torch.bmm(self.q_in.mT, self.d_num, out=steps), u, "u", backward=True)
+        steps = self.work.take("u_steps", len(self.q), self.q.shape[-1], self.v.shape[-1])
+        torch.bmm(self.q_in.mT, self.d_num, out=steps)
+        self.u, u = self.scan("u", u, backward=True)
         if self.counted:
             steps = torch.zeros_like(self.z)
             if self.d_den is not None:  # not a product with one column, which is slower
                 part = torch.mul(self.q_den_in, self.d_den, out=self.work.take("part", *self.q_den.shape))
                 steps = part.sum(1, keepdim=True)
-            self.u_z, u_z = self.scan(steps, u_z.unsqueeze(1), "u_z", backward=True)
-            u_z = u_z.squeeze(1)
+            self.u_z, u_z = self.count(steps, u_z, backward=True)
         return u, u_z
 
     def d_values(self, tile: Tensor, dv: Tensor) -> Tensor:

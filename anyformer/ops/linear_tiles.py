@@ -31,6 +31,9 @@ GONE = -1000.0
 """A fade below this counts as this: exp of it is 0 in every dtype, and sums of it keep their precision."""
 
 
+LOG2_E = math.log2(math.e)
+
+
 class Operands(NamedTuple):
     """q [b h n f], k [b g n f], v [b g n v], and what may be None: q_den [b h n e] and k_den [b g n e], features for the
     denominator; fade [b|1 h|1 n|1], the log of the factor on everything before a token; keep [b n], the keys that may be read.
@@ -150,12 +153,21 @@ class Cut:
 class Tiles:
     """A group's rows of a tensor [b g n w], or [b h n w] with `ratio` heads a row, read and written as tiles [R*t ratio*C w].
 
-    Features are mapped while they are read; what hidden tokens hold is read as 0, and written as 0.
+    Features are mapped while they are read, into the buffer `name`; what hidden tokens hold is read as 0, and written as 0.
     """
 
     def __init__(
-        self, x: Tensor, cut: Cut, group: Group, dtype: torch.dtype, keep: Tensor | None = None, features: str = "given"
+        self,
+        x: Tensor,
+        cut: Cut,
+        group: Group,
+        work: Scratch,
+        keep: Tensor | None = None,
+        features: str = "given",
+        name: str = "features",
     ):
+        dtype = work.dtype
+        self.work, self.name = work, name
         self.ratio = x.shape[1] // cut.heads
         self.x = x[group.b0 : group.b1, group.h0 * self.ratio : group.h1 * self.ratio]
         self.hidden = None if keep is None else ~keep[group.b0 : group.b1, None, :, None]
@@ -168,8 +180,8 @@ class Tiles:
     def load(self, block: Block) -> Tensor:
         """The block's tiles, a view where possible; what follows the last token is 0."""
         if self.tiles is not None and self.hidden is None:
-            return mapped(self._mine(block, self.tiles), self.features)
-        x = mapped(self.x[:, :, block.start : block.stop].to(self.dtype), self.features)
+            return self._mapped(self._mine(block, self.tiles))
+        x = self._mapped(self.x[:, :, block.start : block.stop].to(self.dtype))
         if self.hidden is not None:
             x = x.masked_fill(self.hidden[:, :, block.start : block.stop], 0.0)
         x = F.pad(x, (0, 0, 0, block.t * self.chunk - x.shape[2]))
@@ -198,6 +210,14 @@ class Tiles:
             part.copy_(tiles.reshape(*self.x.shape[:2], -1, self.x.shape[-1])[:, :, : part.shape[2]])
         if self.hidden is not None:
             part.masked_fill_(self.hidden[:, :, block.start : block.stop], 0.0)
+
+    def _mapped(self, x: Tensor) -> Tensor:
+        """`mapped`, at half the price of elu and without a gradient."""
+        if self.features == "given":
+            return x
+        fading, above = (self.work.take(name, *x.shape) for name in (self.name, "above"))
+        torch.clamp(x, max=0.0, out=fading).mul_(LOG2_E).exp2_()
+        return torch.maximum(fading, torch.add(x, 1.0, out=above), out=fading)
 
     def _mine(self, block: Block, tiles: Tensor) -> Tensor:
         return tiles[block.chunk : block.chunk + block.t] if self.rows == (1, 1) else tiles

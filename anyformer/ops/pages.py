@@ -6,8 +6,9 @@ import sys
 
 from torch import Tensor
 
-ALWAYS_FRESH = 32 * 2**20
-"""Bytes from which glibc maps every allocation anew, so that each page costs a fault when it is first written."""
+ALWAYS_FRESH = 4 * 2**20
+"""Bytes from which an allocation often is a new mapping (glibc: always from 32 MB on), of which each page costs a fault when it is
+first written; and the least that is sure to hold a page of 2 MB."""
 
 
 def in_huge_pages(x: Tensor) -> Tensor:

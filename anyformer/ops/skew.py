@@ -27,6 +27,16 @@ def by_offset(tile: Tensor, skewed: Tensor) -> Tensor:
     return skewed
 
 
+def by_tile(met: Tensor, rows: int, columns: int) -> Tensor:
+    """met [s w], for the keys that overlapping tiles share one row of values by falling offset -> a view [t rows columns] of it.
+
+    Tile t begins with key t * rows, so that a pair of row and key has one place in `met`, whatever tiles hold the key.
+    """
+    slots, width = met.shape
+    tiles = (slots - columns) // rows + 1
+    return met.as_strided((tiles, rows, columns), (rows * width, 1, width - 1), met.storage_offset() + columns - 1)
+
+
 def diagonal_sums(tile: Tensor) -> Tensor:
     """tile [rows columns] -> [w]: the adjoint of `toeplitz`."""
     rows, columns = tile.shape

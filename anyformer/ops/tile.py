@@ -57,6 +57,7 @@ class Scratch:
         self.device = device
         self._flat: dict[str, Tensor] = {}
         self._views: dict[str, dict[tuple[int, ...], Tensor]] = {}
+        self._slices: dict[str, dict[tuple[int, ...], tuple[Tensor, ...]]] = {}
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised contiguous buffer; what the last one of this name held is lost."""
@@ -66,8 +67,19 @@ class Scratch:
             if flat is None or flat.numel() < size:
                 flat = self._flat[name] = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
                 views.clear()
+                self._slices.pop(name, None)
             views[shape] = flat[:size].view(shape)
         return views[shape]
+
+    def slices(self, name: str, rows: int, count: int, width: int) -> tuple[Tensor, ...]:
+        """The buffer [rows count width] of this name as `count` views [rows width], which cost much more to make than to add."""
+        slices = self._slices.setdefault(name, {})
+        shape = rows, count, width
+        if shape not in slices:
+            whole = self.take(name, *shape)
+            slices = self._slices.setdefault(name, {})
+            slices[shape] = whole.unbind(1)
+        return slices[shape]
 
 
 class Layout(ABC):
@@ -122,6 +134,14 @@ class Layout(ABC):
         self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
     ) -> None:
         """Add the gradient of scale * R to d_queries and to the layout's tables."""
+
+    @abstractmethod
+    def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
+        """Add scale times the terms of key and offset to the scores in place, given the keys [slots d]."""
+
+    @abstractmethod
+    def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
+        """Add their gradient to d_slots and to the layout's tables."""
 
     @abstractmethod
     def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:

@@ -2,9 +2,9 @@
 
     S = softcap(scale * Q K^T + R) + B,   P = softmax(S),   O = (P * D) V + U,   lse = log sum exp S
 
-with R terms that depend on the query, B additive terms (biases, and SHUT for pairs that may not meet), D the dropout
-multiplier and U terms that depend on the weights. Each row meets all its keys inside one tile, so the backward
-recomputes P instead of keeping it, and needs neither O nor lse:
+with R terms of a query or a key and the offset between them, B additive terms (biases, and SHUT for pairs that may not meet), D the
+dropout multiplier and U terms that depend on the weights. Each row meets all its keys inside one tile, so the backward recomputes P
+instead of keeping it, and needs neither O nor lse:
 
     dP = (dO V^T) * D,          dS = P * (dP - sum(P * dP) + dlse)
     dQ = scale * dS K,          dK = scale * dS^T Q,          dV = (P * D)^T dO
@@ -18,6 +18,7 @@ import math
 import torch
 from torch import Tensor
 
+from anyformer.ops.pages import in_huge_pages
 from anyformer.ops.tile import (
     DEAD,
     Layout,
@@ -32,7 +33,7 @@ from anyformer.ops.tile import (
 )
 
 
-def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, rule: Rule, want_lse: bool):
+def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Tensor, rule: Rule, want_lse: bool):
     """The weights [C q s] of one chunk, its rows without keys [C q 1] or None, and its lse [C q 1] or None."""
     shape = (*queries.shape[:2], keys.shape[1])
     scores = layout.scratch.take("scores", *shape)
@@ -40,11 +41,13 @@ def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, rule: Rul
     if rule.softcap:
         capped = product(queries, keys.transpose(1, 2), rule.scale, layout.scratch.take("capped", *shape))
         layout.query_terms(place, queries, capped, rule.scale)
+        layout.key_terms(place, slots, capped, rule.scale)
         torch.mul(capped.div_(rule.softcap).tanh_(), rule.softcap, out=scores)
         scores.add_(0.0 if terms is None else terms)
     else:
         product(queries, keys.transpose(1, 2), rule.scale, scores, terms)
         layout.query_terms(place, queries, scores, rule.scale)
+        layout.key_terms(place, slots, scores, rule.scale)
     dead = lse = top = None
     if layout.restrict(place, scores) or want_lse:
         top = scores.amax(-1, keepdim=True)
@@ -68,7 +71,7 @@ def chunk_forward(
     """Fill one chunk's rows of out [rows v], and of lse [rows 1] if wanted."""
     chunk = place.chunk
     queries, keys = layout.queries(chunk, operands.queries, "q"), layout.keys(chunk, operands.keys, "k")
-    weights, dead, lse_tile = weigh(layout, place, queries, keys, rule, want_lse=lse is not None)
+    weights, dead, lse_tile = weigh(layout, place, queries, keys, operands.keys, rule, want_lse=lse is not None)
     if rule.dropout:
         weights.mul_(dropout_multiplier(weights.shape, rule, place.number, layout.scratch))
     tile = layout.room(chunk, out, "o")
@@ -88,7 +91,7 @@ def chunk_backward(
     work, chunk = layout.scratch, place.chunk
     queries, keys = layout.queries(chunk, operands.queries, "q"), layout.keys(chunk, operands.keys, "k")
     values, d_o = layout.keys(chunk, operands.values, "v"), layout.queries(chunk, d_out, "do")
-    weights, dead, _ = weigh(layout, place, queries, keys, rule, want_lse=False)
+    weights, dead, _ = weigh(layout, place, queries, keys, operands.keys, rule, want_lse=False)
     if dead is not None:
         d_o = d_o.masked_fill(dead, 0.0)
 
@@ -112,6 +115,7 @@ def chunk_backward(
 
     d_queries = product(d_scores, keys, rule.scale, layout.room(chunk, grads.queries, "dq"))
     layout.query_terms_backward(place, queries, d_scores, d_queries, rule.scale)
+    layout.key_terms_backward(place, operands.keys, d_scores, grads.keys, rule.scale)
     layout.put(chunk, d_queries, grads.queries)
     layout.spread(
         chunk, product(d_scores.transpose(1, 2), queries, rule.scale, work.take("dk", *keys.shape)), grads.keys
@@ -122,6 +126,7 @@ def forward(layout: Layout, q: Tensor, k: Tensor, v: Tensor, asking: Tensor | No
     """q [b h n d], k [b k m d], v [b k m v] -> out [b h n v] and lse [b h n] ([b h 0] unless wanted)."""
     (batch, heads), groups = q.shape[:2], k.shape[1]
     out, lse = empty_result(q, v, want_lse)
+    in_huge_pages(out)
     number = 0
     for sample, group in itertools.product(range(batch), range(groups)):
         asks = None if asking is None else asking[sample]
@@ -156,7 +161,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; those of the tables stay with the layout."""
     (batch, heads, _, depth), groups, width, work = q.shape, k.shape[1], v.shape[-1], layout.scratch
-    d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    d_q, d_k, d_v = (in_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device)) for x in (q, k, v))
     number = 0
     for sample, group in itertools.product(range(batch), range(groups)):
         asks = None if asking is None else asking[sample]

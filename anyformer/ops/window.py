@@ -6,7 +6,8 @@ from torch import Tensor
 
 from anyformer.ops import tile, tile_passes
 from anyformer.ops.node import node, refuse_second_derivative
-from anyformer.ops.window_tiles import Extras, WindowTiles
+from anyformer.ops.window_cut import Extras
+from anyformer.ops.window_tiles import WindowTiles
 
 
 def window_attention(
@@ -23,6 +24,7 @@ def window_attention(
     bias: Float[Tensor, "h o"] | None = None,
     query_table: Float[Tensor, "h o d"] | None = None,
     value_table: Float[Tensor, "h o v"] | None = None,
+    key_table: Float[Tensor, "h o d"] | None = None,
     global_keys: Int[Tensor, "b g"] | None = None,
     global_bias: Float[Tensor, "#b h n g"] | None = None,
     reach: list[int] | None = None,
@@ -36,7 +38,7 @@ def window_attention(
     Query i stands at p = i + m - n, so that the last query sees the last key, and meets key j when
     -left <= j - p <= right:
 
-        s_ij = softcap(scale * q_i . (k_j + query_table[j - p])) + bias[j - p]
+        s_ij = softcap(scale * (q_i . (k_j + query_table[j - p]) + k_j . key_table[j - p])) + bias[j - p]
         w_ij = exp(s_ij) / sum_j' exp(s_ij');    out_i = sum_j w_ij (v_j + value_table[j - p])
 
     Query head i reads key head i // (h / k). Scores, weights and sums are kept in the wider of float32 and q's dtype. A
@@ -50,6 +52,7 @@ def window_attention(
         documents: a number for each key; queries (the last n of them) meet only keys of their own.
         bias: added to the scores by offset j - p, from -left to right (-inf shuts an offset); learnable.
         query_table, value_table: vectors by the same offsets, added to keys and values; learnable.
+        key_table: vectors by the same offsets, added to queries where they meet keys; learnable.
         global_keys: indices of keys that every query meets, distinct in a row; -1 for none. Where such a key lies in
             the window it is counted once, as any key there. Elsewhere the tables by offset do not apply to it.
         global_bias: added to the scores of the global columns.
@@ -64,7 +67,21 @@ def window_attention(
         The output, and the log of each row's normaliser.
     """
     seed = torch.randint(2**62, ()) if dropout else None
-    tensors = (q, k, v, keep, asking, documents, bias, query_table, value_table, global_keys, global_bias, seed)
+    tensors = (
+        q,
+        k,
+        v,
+        keep,
+        asking,
+        documents,
+        bias,
+        query_table,
+        value_table,
+        key_table,
+        global_keys,
+        global_bias,
+        seed,
+    )
     return window_forward(*tensors, left, right, causal, reach, scale, softcap or 0.0, dropout, want_lse)
 
 
@@ -78,6 +95,7 @@ def run_forward(
     bias: Tensor | None,
     query_table: Tensor | None,
     value_table: Tensor | None,
+    key_table: Tensor | None,
     global_keys: Tensor | None,
     global_bias: Tensor | None,
     seed: Tensor | None,
@@ -93,7 +111,7 @@ def run_forward(
     """`window_attention` on plain arguments."""
     if k.shape[2] == 0 or q.numel() == 0:
         return tile.without_keys(q, v, want_lse)
-    extras = Extras(keep, documents, bias, query_table, value_table, global_keys, global_bias)
+    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias)
     layout, _ = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach)
     return tile_passes.forward(layout, q, k, v, asking, tile.rule(scale, softcap, dropout, seed), want_lse)
 
@@ -114,6 +132,7 @@ def run_backward(
     bias: Tensor | None,
     query_table: Tensor | None,
     value_table: Tensor | None,
+    key_table: Tensor | None,
     global_keys: Tensor | None,
     global_bias: Tensor | None,
     seed: Tensor | None,
@@ -124,15 +143,19 @@ def run_backward(
     scale: float,
     softcap: float,
     dropout: float,
+    learning: bool,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, bias, query_table, value_table and global_bias, empty for a table that is None."""
-    tables = (bias, query_table, value_table, global_bias)
+    """The gradients of q, k, v, bias, query_table, value_table, key_table and global_bias, empty for a table that is None.
+
+    Those of the tables are 0 unless `learning`.
+    """
+    tables = (bias, query_table, value_table, key_table, global_bias)
     if k.shape[2] == 0 or q.numel() == 0:
         return [x.new_zeros(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
-    extras = Extras(keep, documents, bias, query_table, value_table, global_keys, global_bias)
-    layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach)
+    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias)
+    layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach, learning)
     grads = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, tile.rule(scale, softcap, dropout, seed))
-    d_tables = zip(tables, layout.table_gradients(), (first, first, first, 0), strict=True)
+    d_tables = zip(tables, layout.table_gradients(), (first, first, first, first, 0), strict=True)
     return [*grads, *(tile.gradient_of(x, grad, start) for x, grad, start in d_tables)]
 
 
@@ -145,26 +168,28 @@ def cut(
     extras: Extras,
     threads: int,
     reach: list[int] | None,
+    learning: bool = False,
 ) -> tuple[WindowTiles, int]:
     """The layout, of a window no wider than the keys, and the first row of the tables that it reads."""
     most = max(q.shape[2], k.shape[2]) - 1
     first, left_in, right_in = max(left - most, 0), min(left, most), 0 if causal else min(right, most)
-    tables = (extras.bias, extras.query_table, extras.value_table)
-    bias, query_table, value_table = (None if x is None else x[:, first:][:, : left_in + right_in + 1] for x in tables)
-    extras = extras._replace(bias=bias, query_table=query_table, value_table=value_table)
-    return WindowTiles(q, k, left_in, right_in, causal, extras, threads, reach), first
+    by_offset = ("bias", "query_table", "value_table", "key_table")
+    tables = {name: getattr(extras, name) for name in by_offset}
+    kept = slice(first, first + left_in + right_in + 1)
+    extras = extras._replace(**{name: None if x is None else x[:, kept] for name, x in tables.items()})
+    return WindowTiles(q, k, left_in, right_in, causal, extras, threads, reach, learning), first
 
 
 def fake_backward(d_out, d_lse, q, k, v, keep, asking, documents, *arguments):
-    bias, query_table, value_table, _, global_bias = arguments[:5]
-    tables = (bias, query_table, value_table, global_bias)
+    bias, query_table, value_table, key_table, _, global_bias = arguments[:6]
+    tables = (bias, query_table, value_table, key_table, global_bias)
     return [x.new_empty(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
 
 
 def save_inputs(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:12])
-    ctx.plain = inputs[12:]
+    ctx.save_for_backward(*inputs[:13])
+    ctx.plain = inputs[13:]
 
 
 def differentiate(ctx, d_out, d_lse):
@@ -172,11 +197,12 @@ def differentiate(ctx, d_out, d_lse):
     q, k, v, *rest = ctx.saved_tensors
     d_out = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
     d_lse = d_lse if want_lse else None
-    d_q, d_k, d_v, *d_tables = window_backward(d_out, d_lse, q, k, v, *rest, *plain)
-    d_bias, d_query_table, d_value_table, d_global_bias = (
-        grad if x is not None else None for x, grad in zip((*rest[3:6], rest[7]), d_tables, strict=True)
+    learning = any(ctx.needs_input_grad[index] for index in (6, 7, 8, 9, 11))
+    d_q, d_k, d_v, *d_tables = window_backward(d_out, d_lse, q, k, v, *rest, *plain, learning)
+    *by_offset, d_global_bias = (
+        grad if x is not None else None for x, grad in zip((*rest[3:7], rest[8]), d_tables, strict=True)
     )
-    tables = (d_bias, d_query_table, d_value_table, None, d_global_bias)
+    tables = (*by_offset, None, d_global_bias)
     return d_q, d_k, d_v, None, None, None, *tables, *[None] * 9
 
 

@@ -1,12 +1,9 @@
 """The layout of a sliding window: blocks of rows against overlapping strided views of one buffer of keys."""
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from anyformer.ops.skew import by_column, by_offset, diagonal_sums, toeplitz
+from anyformer.ops.skew import by_column, by_offset, by_tile, diagonal_sums, toeplitz
 from anyformer.ops.tile import (
     DEAD,
     SHUT,
@@ -19,28 +16,7 @@ from anyformer.ops.tile import (
     tiles_at_once,
     working_dtype,
 )
-
-
-class Extras(NamedTuple):
-    """The optional tensors of a window, see `window_attention`."""
-
-    keep: Tensor | None
-    documents: Tensor | None
-    bias: Tensor | None
-    query_table: Tensor | None
-    value_table: Tensor | None
-    global_keys: Tensor | None
-    global_bias: Tensor | None
-
-
-class Chunk(NamedTuple):
-    """The blocks `start` to `start + count` of a head, and of their windows the columns `skip` to `skip + span`."""
-
-    number: int
-    start: int
-    count: int
-    skip: int
-    span: int
+from anyformer.ops.window_cut import Chunk, Extras, block_rows, shut_columns
 
 
 class WindowTiles(Layout):
@@ -59,6 +35,7 @@ class WindowTiles(Layout):
         extras: Extras,
         threads: int,
         reach: list[int] | None = None,
+        learning: bool = False,
     ):
         self.n, self.m = q.shape[2], k.shape[2]
         self.left, self.right, self.causal = left, right, causal
@@ -79,7 +56,8 @@ class WindowTiles(Layout):
         self._reach = [widest if reach is None else min(each, widest) for each in reach or [widest]]
         self._chunks = {each: self._cut(each, blocks, threads) for each in set(self._reach)}
         self._close(q.shape[0], extras)
-        self._take_tables(q.shape[1], extras)
+        self._take_tables(extras)
+        self._make_room(q.shape[1], learning)
 
     def _close(self, batch: int, extras: Extras) -> None:
         """What keeps pairs apart: keys that may not be read, documents, global keys that a row meets in its window."""
@@ -93,22 +71,37 @@ class WindowTiles(Layout):
         self.may_die = extras.keep is not None or self.n > self.m or shut_offsets
         self._shut_globals: list[dict[int, Tensor]] = [{} for _ in range(batch)]
         if self.global_keys is not None:
+            places = torch.arange(self.rows, device=self.global_keys.device) + self.m - self.n
+            right = self.n + self.m if self.causal else self.right
             for keys, shut in zip(self.global_keys, self._shut_globals, strict=True):
                 for chunk in self._near_globals(keys):
-                    shut[chunk.number] = self._shut_columns(keys, chunk)
+                    shut[chunk.number] = (
+                        shut_columns(
+                            keys, places[self._rows(chunk)].view(chunk.count, self.block, 1), self.left, right
+                        ).to(self.scratch.dtype)
+                        * SHUT
+                    )
 
-    def _take_tables(self, heads: int, extras: Extras) -> None:
-        """The learned tables by offset, and room for their gradients."""
+    def _take_tables(self, extras: Extras) -> None:
+        """The tables by offset, and the bias of global columns."""
         width = self.block + self.span - 1
         self.bias = None if extras.bias is None else self._by_offset(extras.bias[..., None], width)[..., 0]
         self.query_table = None if extras.query_table is None else self._by_offset(extras.query_table, width)
         self.value_table = None if extras.value_table is None else self._by_offset(extras.value_table, width)
+        # seen from a key, rows come in the order of falling offsets
+        self.key_table = None if extras.key_table is None else self._by_offset(extras.key_table, width).flip(1)
         self.global_bias = None if extras.global_bias is None else self._global_bias_rows(extras.global_bias)
-        self.d_bias_tiles = None if self.bias is None else self._zeros(heads, self.block, self.span)
-        self.d_query_table = None if self.query_table is None else torch.zeros_like(self.query_table)
-        self.d_value_table = None if self.value_table is None else torch.zeros_like(self.value_table)
-        self.d_global_bias = None if self.global_bias is None else torch.zeros_like(self.global_bias)
         self._terms_of_head = -1
+
+    def _make_room(self, heads: int, learning: bool) -> None:
+        """Room for the gradients of the tables; none where nobody asks for them."""
+
+        def room(table: Tensor | None) -> Tensor | None:
+            return torch.zeros_like(table) if learning and table is not None else None
+
+        self.d_query_table, self.d_value_table = room(self.query_table), room(self.value_table)
+        self.d_key_table, self.d_global_bias = room(self.key_table), room(self.global_bias)
+        self.d_bias_tiles = self._zeros(heads, self.block, self.span) if learning and self.bias is not None else None
 
     def load(self, sample: int, source: Tensor, name: str) -> Tensor:
         slots = self._fill(self.scratch.take(name, self.slots, source.shape[-1]), sample, source)
@@ -160,10 +153,28 @@ class WindowTiles(Layout):
     def query_terms_backward(
         self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
     ) -> None:
-        if self.query_table is not None and self.d_query_table is not None:
-            skewed = by_offset(d_scores[..., self.globals :], self._skewed(place.chunk)).flatten(0, 1)
-            d_queries.flatten(0, 1).addmm_(skewed, self._of_chunk(self.query_table, place), alpha=scale)
+        if self.query_table is None:
+            return
+        skewed = by_offset(d_scores[..., self.globals :], self._skewed(place.chunk)).flatten(0, 1)
+        d_queries.flatten(0, 1).addmm_(skewed, self._of_chunk(self.query_table, place), alpha=scale)
+        if self.d_query_table is not None:
             self._of_chunk(self.d_query_table, place).addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
+
+    def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
+        if self.key_table is not None:
+            met = self._met(place.chunk)
+            torch.mm(self._window_slots(slots, place.chunk), self._key_table(self.key_table, place).t(), out=met)
+            scores[..., self.globals :].add_(by_tile(met, self.block, place.chunk.span), alpha=scale)
+
+    def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
+        if self.key_table is None:
+            return
+        d_met = self._met(place.chunk).zero_()
+        by_tile(d_met, self.block, place.chunk.span).copy_(d_scores[..., self.globals :])
+        keys, d_keys = (self._window_slots(x, place.chunk) for x in (slots, d_slots))
+        d_keys.addmm_(d_met, self._key_table(self.key_table, place), alpha=scale)
+        if self.d_key_table is not None:
+            self._key_table(self.d_key_table, place).addmm_(d_met.t(), keys, alpha=scale)
 
     def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:
         if self.value_table is not None:
@@ -171,12 +182,14 @@ class WindowTiles(Layout):
             out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self._of_chunk(self.value_table, place))
 
     def value_terms_backward(self, place: Place, weights: Tensor, d_out: Tensor, d_weights: Tensor) -> None:
-        if self.value_table is not None and self.d_value_table is not None:
-            skewed = by_offset(weights[..., self.globals :], self._skewed(place.chunk))
-            table, d_table = (self._of_chunk(x, place) for x in (self.value_table, self.d_value_table))
-            d_table.addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
-            torch.mm(d_out.flatten(0, 1), table.t(), out=skewed.flatten(0, 1))
-            d_weights[..., self.globals :].add_(by_column(skewed, place.chunk.span))
+        if self.value_table is None:
+            return
+        skewed = self._skewed(place.chunk)
+        if self.d_value_table is not None:
+            by_offset(weights[..., self.globals :], skewed)
+            self._of_chunk(self.d_value_table, place).addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
+        torch.mm(d_out.flatten(0, 1), self._of_chunk(self.value_table, place).t(), out=skewed.flatten(0, 1))
+        d_weights[..., self.globals :].add_(by_column(skewed, place.chunk.span))
 
     def terms(self, place: Place) -> Tensor:
         tile = self.scratch.take("terms", self.block, self.globals + self.span)
@@ -212,15 +225,16 @@ class WindowTiles(Layout):
         if self.d_global_bias is not None:
             self._global_terms(self.d_global_bias, place).add_(d_scores[..., : self.globals])
 
-    def table_gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Those of bias, query_table, value_table and global_bias, once every chunk is done."""
+    def table_gradients(self) -> list[Tensor | None]:
+        """Those of bias, query_table, value_table, key_table and global_bias, once every chunk is done."""
         d_bias = None
         if self.d_bias_tiles is not None:
             d_bias = self.offsets_of(torch.stack([diagonal_sums(tile) for tile in self.d_bias_tiles]))
         d_query_table = None if self.d_query_table is None else self.offsets_of(self.d_query_table)
         d_value_table = None if self.d_value_table is None else self.offsets_of(self.d_value_table)
         d_global_bias = None if self.d_global_bias is None else self.d_global_bias[:, :, : self.n]
-        return d_bias, d_query_table, d_value_table, d_global_bias
+        d_key_table = None if self.d_key_table is None else self.offsets_of(self.d_key_table.flip(1))
+        return [d_bias, d_query_table, d_value_table, d_key_table, d_global_bias]
 
     def offsets_of(self, table: Tensor) -> Tensor:
         """The offsets -left to right among those of a padded table [h w ...]."""
@@ -283,16 +297,6 @@ class WindowTiles(Layout):
         near = (keys >= first[:, None] - self.left) & (keys < (first + count)[:, None] + reach)
         return [chunk for chunk, is_near in zip(chunks, near.any(1).tolist(), strict=True) if is_near]
 
-    def _shut_columns(self, keys: Tensor, chunk: Chunk) -> Tensor:
-        """[C q g]: SHUT where a row meets a global key in its window, or where the key comes after it when causal."""
-        first = chunk.start * self.block + self.m - self.n
-        places = torch.arange(first, first + chunk.count * self.block, device=keys.device)
-        offsets = keys - places.view(chunk.count, self.block, 1)
-        shut = (offsets >= -self.left) & (offsets <= self.right)
-        if self.causal:
-            shut |= offsets > 0
-        return shut.to(self.scratch.dtype) * SHUT
-
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
 
@@ -302,6 +306,21 @@ class WindowTiles(Layout):
     def _of_chunk(self, table: Tensor, place: Place) -> Tensor:
         """A view of the rows that a chunk meets of a padded table by offset [h w d]."""
         return table[place.head, place.chunk.skip : place.chunk.skip + self.block + place.chunk.span - 1]
+
+    def _key_table(self, table: Tensor, place: Place) -> Tensor:
+        """`_of_chunk` of a table by falling offset."""
+        stop = table.shape[1] - place.chunk.skip
+        return table[place.head, stop - (self.block + place.chunk.span - 1) : stop]
+
+    def _window_slots(self, slots: Tensor, chunk: Chunk) -> Tensor:
+        """A view of the slots that a chunk's windows hold, each once."""
+        start = self.globals + chunk.start * self.block + chunk.skip
+        return slots[start : start + (chunk.count - 1) * self.block + chunk.span]
+
+    def _met(self, chunk: Chunk) -> Tensor:
+        """Room for what each of these slots makes of each offset."""
+        slots = (chunk.count - 1) * self.block + chunk.span
+        return self.scratch.take("met", slots, self.block + chunk.span - 1)
 
     def _cut(self, reach: int, blocks: int, threads: int) -> list[Chunk]:
         """The chunks of a head that needs the keys up to `reach` places away only."""
@@ -328,8 +347,3 @@ class WindowTiles(Layout):
         width = slots.shape[-1]
         first = slots.storage_offset() + (self.globals + start * self.block + chunk.skip) * width
         return slots.as_strided((count, chunk.span, width), (step * self.block * width, width, 1), first)
-
-
-def block_rows(reach: int) -> int:
-    """Rows of a block: a tile computes block + reach columns of which reach + 1 count, but short products are slow."""
-    return min(128, max(32, 16 * round(math.sqrt(10 * reach) / 16)))

@@ -6,7 +6,7 @@ training and a factor s by which inputs are longer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import annotated_types as at
@@ -186,6 +186,34 @@ KINDS: dict[str, Callable[..., Scaling]] = {
     "longrope": Longrope,
     "llama3": Llama3,
 }
+
+
+WAYS = {"interpolate": "linear", **{name: name for name in KINDS if name != "linear"}}
+"""The scaling that each way of `anyformer.extend` stands for."""
+
+
+def stretching(way: Spec, trained: int, to: int) -> Spec:
+    """The scaling that takes frequencies trained on `trained` tokens to inputs of `to` tokens.
+
+    Its factor is to / trained; that of dynamic_ntk 1, with which a query that sees n tokens has s = n / trained.
+    """
+    name = WAYS[way.name]
+    factor = 1.0 if name == "dynamic_ntk" else to / trained
+    return _settled(Spec(name, (), (("factor", factor),)), way, trained)
+
+
+def written_out(scaling: Spec, max_length: int) -> Spec:
+    """The same scaling for any longest input: with the length in training, where that was read off the longest input."""
+    factor = build(scaling).factor
+    return _settled(Spec(scaling.name), scaling, _original(None, factor, max_length))
+
+
+def _settled(spec: Spec, given: Spec, original: int) -> Spec:
+    """The spec with the knobs that were given, and `original` where the scaling has it and it was not."""
+    takes = any(each.name == "original" for each in fields(build(Spec(spec.name))))
+    knobs = ({"original": original} if takes else {}) | dict(spec.knobs)
+    knobs |= {name: value for name, value in given.knobs if value is not None}
+    return Spec(spec.name, (), tuple(knobs.items()))
 
 
 def build(spec: Spec) -> Scaling:

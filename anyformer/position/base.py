@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import Offsets
+from anyformer.context import Boxes, Offsets
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.side import Side
 from anyformer.site import Site
+from anyformer.spec import Spec
 
 
 class Position(nn.Module):
@@ -27,7 +28,9 @@ class Position(nn.Module):
         TOEPLITZ   offsets(low, high) -> [h r]               SCORE     score(q, k, q_pos, k_pos)
         TABLE      tables(low, high) -> Offsets              AUGMENT   augment(q, k, q_pos, k_pos) -> (q, k)
         VALUE      value(weights, q_pos, k_pos)              ROW       row(q, k, logits, facts)
-        GATES      prepare(x, tokens, state)
+        GATES      prepare(x, tokens, state)                 DECAY     rates(device)
+        CLIPPED    clip, and tables(low, high)               GRID      bias(head, q_pos, k_pos)
+        BOXES      boxes()
 
     Positions are integers `[b|1 n]` (`[b|1 n 2]`, row and column, where `axes` is 2), passed in; no encoding counts for itself.
     BIAS and SCORE are the reference of every faster form of the same term.
@@ -62,9 +65,28 @@ class Position(nn.Module):
         """Whether outputs are unchanged when all positions shift by the same amount."""
         self.widens = False
         """Whether ROTATE gives wider queries and keys."""
+        self.long_columns = False
+        """Whether what AUGMENT appends is so long that random features cannot estimate its products."""
         self.causal_only = False
         self.limit: int | tuple[int, int] | None = None
         """Positions 0..limit-1 exist, on a grid these rows and these columns; None: any."""
+        self.clip: tuple[int, int] | None = None
+        """CLIPPED: how far before and after a query the offsets go that have vectors of their own; None: all have."""
+        self.extensions: tuple[str, ...] = ("plain",)
+        """Ways to take a trained one to longer inputs (`anyformer.extend`); "plain" changes nothing but max_length."""
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The spec of the encoding that takes over for inputs of `to` tokens.
+
+        Args:
+            spec: of this encoding.
+            way: one of `extensions`, with knobs.
+        """
+        return spec
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """Weights and buffers of the encoding that takes over, by the names it has for them."""
+        return self.state_dict()
 
     def scale(self, head_dim: int) -> float:
         """Factor on the product of query and key, from the width the site gives a head."""
@@ -156,8 +178,16 @@ class Position(nn.Module):
         """Term on the scaled logits for offsets low..high of key minus query, both included."""
         raise NotImplementedError
 
+    def rates(self, device: torch.device | None = None) -> Float[Tensor, " h"]:
+        """DECAY: what each head's log weight loses a token of distance."""
+        raise NotImplementedError
+
     def tables(self, low: int, high: int) -> Offsets:
         """Every term on logits and values as tables over offsets low..high of key minus query, both included."""
+        raise NotImplementedError
+
+    def boxes(self) -> Boxes:
+        """The term on logits as tables over rectangles of offsets on the grid."""
         raise NotImplementedError
 
     def score(

@@ -44,10 +44,14 @@ def bind(
         rotate=when({Form.ROTATE, Form.AUGMENT}, bound.rotate),
         turn=when({Form.TURN}, bound.turn),
         turn_back=when({Form.TURN}, bound.turn_back),
-        logits=when(_ON_LOGITS, bound.logits),
-        values=when({Form.VALUE}, bound.values),
+        logits=bound.logits if bound.has(Form.BIAS) or bound.has(Form.SCORE) or Form.GATES in bound.forms else None,
+        values=bound.values if bound.has(Form.VALUE) else None,
         row=when({Form.ROW}, bound.row),
-        offsets=when({Form.TOEPLITZ, Form.TABLE}, bound.offsets),
+        offsets=when({Form.TOEPLITZ, Form.TABLE, Form.CLIPPED}, bound.offsets),
+        rates=position.rates(queries.places.device) if Form.DECAY in bound.forms else None,
+        clip=position.clip if Form.CLIPPED in bound.forms else None,
+        grid=when({Form.GRID}, bound.grid),
+        boxes=when({Form.BOXES}, position.boxes),
         gates=bound.gates() if Form.GATES in bound.forms and facts is not None else None,
         rebind=None if position.reads_tokens else rebind,
         arithmetic=q_side.arithmetic and k_side.arithmetic and everywhere,
@@ -103,7 +107,12 @@ def _where_placed(without: Tensor | None, shift: Tensor) -> Tensor:
     return shift if without is None else shift.masked_fill(without[:, :, None], 0.0)
 
 
-_ON_LOGITS = {Form.BIAS, Form.TOEPLITZ, Form.SCORE, Form.TABLE, Form.GATES}
+_WRITTEN_OUT = {
+    Form.BIAS: {Form.BIAS, Form.TOEPLITZ, Form.GRID, Form.DECAY},
+    Form.SCORE: {Form.SCORE, Form.TABLE, Form.BOXES},
+    Form.VALUE: {Form.VALUE},
+}
+"""The forms of which each is the reference, beside CLIPPED, which is of that one which its term offers too."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,14 @@ class _Bound:
     queries: Side
     keys: Side
     facts: Tensor | None = None
+
+    def has(self, reference: Form) -> bool:
+        """Whether a term is chosen in one of the forms that `reference` writes out pair by pair."""
+        same, clipped = _WRITTEN_OUT[reference], Form.CLIPPED in self.forms
+        return any(
+            self.forms & same & set(offered) or (clipped and {reference, Form.CLIPPED} <= set(offered))
+            for offered in self.position.forms
+        )
 
     def gates(self) -> Tensor:
         assert self.facts is not None, "bound without what the encoding prepared"
@@ -142,10 +159,10 @@ class _Bound:
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         q_pos, k_pos = self.queries.positions, self.keys.positions
         terms: list[Tensor] = []
-        if self.forms & {Form.BIAS, Form.TOEPLITZ}:
+        if self.has(Form.BIAS):
             head = torch.arange(self.position.site.heads, device=q.device)[:, None, None]
             terms.append(self.position.bias(head, q_pos[:, None, :, None], k_pos[:, None, None, :]))
-        if self.forms & {Form.SCORE, Form.TABLE}:
+        if self.has(Form.SCORE):
             terms.append(self.position.score(q, k, q_pos, k_pos))
         if Form.GATES in self.forms:
             last = None if self.queries is self.keys else last_seen(self.queries.places, self.keys.places)
@@ -165,6 +182,10 @@ class _Bound:
         if Form.TOEPLITZ in self.forms:
             return Offsets(bias=self.position.offsets(low, high))
         return self.position.tables(low, high)
+
+    def grid(self, offsets: Tensor) -> Tensor:
+        head = torch.arange(self.position.site.heads, device=offsets.device)[:, None]
+        return self.position.bias(head, torch.zeros_like(offsets)[None], offsets[None])
 
     def _without(self, pairs: Tensor) -> Tensor:
         if self.queries.without is not None:

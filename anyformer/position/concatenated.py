@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from anyformer.forms import Form
 from anyformer.position._nested import LEARNED, PositionSpec, additive
+from anyformer.position._tables import inner, with_knobs
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Size
 
 
@@ -45,12 +47,22 @@ class Concatenated(Position):
         codes = Site(width, site.heads, head_dim=site.head_dim, causal=site.causal, max_length=site.max_length)
         self.source = additive(self.name, source, codes)
         self.axes, self.limit, self.digits = self.source.axes, self.source.limit, self.source.digits
+        self.extensions = self.source.extensions
         self.weight = nn.Parameter(torch.empty(site.dim, site.dim + width))
         with torch.no_grad():
             first = torch.zeros((1, 1) if self.axes == 1 else (1, 1, self.axes), dtype=torch.int64)
             length = self.source.code(first).norm()
             nn.init.eye_(self.weight[:, : site.dim])
             self.weight[:, site.dim :].normal_(std=site.dim**-0.5).div_(length)
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same over the source that takes over."""
+        return with_knobs(spec, source=self.source.extended(inner(spec, "source") or LEARNED, way, to))
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """What the source carries, and everything else as it is."""
+        own = {name: part for name, part in self.state_dict().items() if not name.startswith("source.")}
+        return own | {f"source.{name}": part for name, part in self.source.carry(way, to).items()}
 
     def embed(
         self, x: Float[Tensor, "b n c"], positions: Int[Tensor, "#b n *a"], tokens: Int[Tensor, "b n"] | None

@@ -72,11 +72,13 @@ class Deberta(Position):
                 f"deberta: expected at least 4 buckets, and a span of at least {buckets // 2 + 2} for {buckets} of them, got "
                 f"span={span}; leave buckets out for a row for each distance"
             )
-        self.forms = ((Form.TABLE, Form.SCORE),)
+        self.forms = ((Form.TABLE, Form.SCORE, Form.CLIPPED),)
         self.terms = terms
         self.index = index
         self.reach = span if buckets is None else buckets
         self.starts = None if buckets is None else bucket_starts(buckets, span)
+        far = self.reach if self.starts is None else self.starts[-1]
+        self.clip = (far, far)
         self.table = nn.Parameter(torch.empty(2 * self.reach, site.dim))
         width = site.heads * site.head_dim
         self.key = nn.Linear(site.dim, width) if {"c2p", "p2p"} & set(terms) else None

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.lookup import row_products
+from anyformer.position._tables import larger_grid, with_knobs
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Size
 
 
@@ -60,9 +62,16 @@ class DecomposedRel(Position):
         height = isqrt(site.max_length) if rows is None else rows
         self.size = (height, height if columns is None else columns)
         self.to_size = self.size if to_rows is None or to_columns is None else (to_rows, to_columns)
+        self.extensions = ("plain", "stretch")
         self.row_table, self.column_table = (
             nn.Parameter(torch.zeros(2 * length - 1, site.head_dim)) for length in self.size
         )
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same tables, at their own size or resampled to a larger grid of its shape."""
+        if way.name == "plain":
+            return with_knobs(spec, rows=self.size[0], columns=self.size[1])
+        return larger_grid(spec, self.size, to)
 
     def score(
         self,

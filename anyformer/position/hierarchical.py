@@ -73,4 +73,7 @@ def mixed(table: Float[Tensor, "r c"], positions: Int[Tensor, "#b n"], alpha: fl
     """The code of each position; see the module's equation."""
     rows = len(table)
     basis = (table - alpha * table[:1]) / (1.0 - alpha)
-    return alpha * basis[positions // rows] + (1.0 - alpha) * basis[positions % rows]
+    low = positions % rows
+    mixture = alpha * basis[positions // rows] + (1.0 - alpha) * basis[low]
+    # below `rows` both are equal but for rounding, and a model with learned positions must not change there
+    return torch.where((positions < rows)[..., None], table[low], mixture)

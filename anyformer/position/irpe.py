@@ -14,18 +14,22 @@ Deviations: pairs with a token without a position have no term, where the author
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from anyformer.context import Boxes
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.lookup import row_products, row_sums
 from anyformer.position.base import Position
 from anyformer.site import Site
 from anyformer.typing import PositiveFloat
+
+_EVERYWHERE = 1 << 31  # farther than any token
 
 Method = Literal["product", "cross", "euclidean", "quant"]
 
@@ -98,6 +102,37 @@ class Irpe(Position):
             for table, rows in self._looked_up(each, -offsets if each == "q" else offsets)
         ]
         return sum(terms[1:], terms[0])
+
+    def boxes(self) -> Boxes:
+        """BOXES: a rectangle for each pair of a step of rows and a step of columns."""
+        far = self.levels[-1]
+        occurring = [step for step in range(far + 1) if step in self.levels]
+        first = {step: self.levels.index(step) for step in occurring}
+        last = {step: self.levels.index(after) - 1 for step, after in pairwise(occurring)} | {far: _EVERYWHERE}
+        behind = [
+            (step, first[step], last[step]) for step in occurring
+        ]  # steps of query minus key, and their distances
+        ahead = [(-step, -end, -start) for step, start, end in reversed(behind[1:])]
+        steps, starts, stops = torch.tensor([*ahead, *behind]).unbind(1)
+        index = torch.arange(len(steps))
+        i, j = (each.flatten() for each in torch.meshgrid(index, index, indexing="ij"))
+        edges = torch.stack([-stops[i], -starts[i], -stops[j], -starts[j]], dim=1)
+        rows, columns = steps[i] + far, steps[j] + far
+        tables = {}
+        for term, name, sign in (("k", "keys", 1), ("q", "queries", -1)):
+            if term in self.on:
+                tables[name] = self._of_boxes(self.entries[term], rows, columns, sign)
+        return Boxes(edges, **tables)
+
+    def _of_boxes(self, entries: Tensor, rows: Tensor, columns: Tensor, sign: int) -> Float[Tensor, "h r d"]:
+        """The vector of each rectangle, of offsets turned around where the sign is negative."""
+        if sign < 0:
+            rows, columns = 2 * self.levels[-1] - rows, 2 * self.levels[-1] - columns
+        if self.method == "cross":
+            vectors = entries[0][..., rows, :] + entries[1][..., columns, :]
+        else:
+            vectors = entries[0][..., rows * (2 * self.levels[-1] + 1) + columns, :]
+        return vectors.expand(self.site.heads, -1, -1)
 
     def score(
         self,

@@ -10,8 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from anyformer.forms import Form
+from anyformer.position._tables import stretched, with_new_rows
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Count, PositiveFloat
 
 
@@ -39,9 +41,29 @@ class Learned(Position):
         self.forms = ((Form.EMBED,),)
         self.relative = False
         self.limit = site.max_length
+        self.extensions = ("random_rows", "stretch", "hierarchical")
         self.offset = offset
+        self.std = site.dim**-0.5 if std is None else std
         self.table = nn.Embedding(site.max_length + offset, site.dim)
-        nn.init.normal_(self.table.weight, std=site.dim**-0.5 if std is None else std)
+        nn.init.normal_(self.table.weight, std=self.std)
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same with more rows, or for "hierarchical" that encoding over the rows it has."""
+        if way.name != "hierarchical":
+            return spec
+        kept = tuple(each for each in spec.knobs if each[0] == "std")
+        return Spec("hierarchical", (), (("rows", self.site.max_length), *way.knobs, *kept))
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """The table: rows drawn anew below it, its positions stretched, or only the rows that positions read."""
+        table = self.table.weight.detach()
+        match way.name:
+            case "random_rows":
+                return {"table.weight": with_new_rows(table, to - self.site.max_length, self.std, self.site.seed)}
+            case "stretch":
+                places = stretched(table[self.offset :], to)
+                return {"table.weight": torch.cat([table[: self.offset], places])}
+        return {"table": table[self.offset :]}
 
     def embed(
         self, x: Float[Tensor, "b n c"], positions: Int[Tensor, "#b n"], tokens: Int[Tensor, "b n"] | None

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from anyformer.forms import Form
 from anyformer.position._nested import LEARNED, PositionSpec, additive
+from anyformer.position._tables import inner, with_knobs
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 
 
 class Multiplicative(Position):
@@ -39,6 +41,16 @@ class Multiplicative(Position):
         self.relative = False
         self.source = additive(self.name, source, site)
         self.axes, self.limit, self.digits = self.source.axes, self.source.limit, self.source.digits
+        self.extensions = self.source.extensions
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same over the source that takes over."""
+        return with_knobs(spec, source=self.source.extended(inner(spec, "source") or LEARNED, way, to))
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """What the source carries, and everything else as it is."""
+        own = {name: part for name, part in self.state_dict().items() if not name.startswith("source.")}
+        return own | {f"source.{name}": part for name, part in self.source.carry(way, to).items()}
 
     def embed(
         self, x: Float[Tensor, "b n c"], positions: Int[Tensor, "#b n *a"], tokens: Int[Tensor, "b n"] | None

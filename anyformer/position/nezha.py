@@ -46,8 +46,9 @@ class Nezha(Position):
         base: PositiveFloat = 10000.0,
     ) -> None:
         super().__init__(site)
-        self.forms = ((Form.TABLE, Form.SCORE), (Form.VALUE,))
+        self.forms = ((Form.TABLE, Form.SCORE, Form.CLIPPED), (Form.VALUE, Form.CLIPPED))
         self.span = span
+        self.clip = (span, span)
         self.phase = phase
         self.base = base
 

@@ -17,12 +17,14 @@ from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.draws import generator
 from anyformer.position._nested import ROPE, PositionSpec, build
+from anyformer.position._tables import with_knobs
 from anyformer.position.base import Position
 from anyformer.position.bind import how_many
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Size
 
-_BY_OFFSET = {Form.TOEPLITZ, Form.GRID, Form.DECAY, Form.TABLE}
+_BY_OFFSET = {Form.TOEPLITZ, Form.GRID, Form.BOXES, Form.DECAY, Form.TABLE, Form.CLIPPED}
 
 
 class Randomized(Position):
@@ -68,8 +70,24 @@ class Randomized(Position):
         self.places: Tensor
         self.register_buffer("places", torch.arange(site.max_length))
         if not self.places.is_meta:
-            everywhere = torch.randperm(self.draws, generator=generator(site.seed, "randomized"), device="cpu")
-            self.places.copy_(everywhere[: site.max_length].sort().values)
+            self.places.copy_(self._fixed(site.max_length))
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same draws, of which more are read.
+
+        Raises:
+            SpecError: fewer numbers to draw from than tokens.
+        """
+        if to > self.draws:
+            raise SpecError(
+                f"extend: randomized draws from {self.draws} positions, so that {to} tokens have none of their own; "
+                f"use to={self.draws} or less"
+            )
+        return with_knobs(spec, longest=self.draws)
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """All weights, and the fixed draw of as many positions as there are tokens now."""
+        return {**self.state_dict(), "places": self._fixed(to).to(self.places.device)}
 
     def scale(self, head_dim: int) -> float:
         """The base's."""
@@ -91,3 +109,7 @@ class Randomized(Position):
     def drawn_for(self) -> Position:
         """The base."""
         return self.base
+
+    def _fixed(self, count: int) -> Int[Tensor, "p"]:
+        everywhere = torch.randperm(self.draws, generator=generator(self.site.seed, "randomized"), device="cpu")
+        return everywhere[:count].sort().values

@@ -42,6 +42,8 @@ class Rnn(Position):
         super().__init__(site)
         self.forms = ((Form.EMBED,),)
         self.relative = False
+        if drive == "time":  # max_length is the unit of time: a longer one slows it down
+            self.extensions = ("stretch",)
         self.drive: Literal["time", "none"] = drive
         self.start = nn.Parameter(torch.empty(site.dim))
         self.unit = nn.GRUCell(1, site.dim)

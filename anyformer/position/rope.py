@@ -19,9 +19,11 @@ from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.phases import phases
 from anyformer.ops.turn import Pairing, pairs_of, turned
-from anyformer.position._scaling import DynamicNtk, ScalingSpec, build
+from anyformer.position._scaling import WAYS, DynamicNtk, ScalingSpec, build, stretching, written_out
+from anyformer.position._tables import inner, with_knobs
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import PositiveFloat, Share
 
 _ROWS = 16  # queries with frequencies of their own that are compared at once
@@ -95,7 +97,16 @@ class Rope(Position):
         self.learned = (
             nn.Parameter(self._geometric().to(torch.get_default_dtype())) if frequencies == "learned" else None
         )
+        if frequencies == "geometric" and scaling is None:
+            self.extensions = ("plain", *WAYS)
         self.speeds()  # a scaling may not fit
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same rotations, or with the scaling of this name; one that was there before stays what it was."""
+        if way.name != "plain":
+            return with_knobs(spec, scaling=stretching(way, self.site.max_length, to))
+        scaling = inner(spec, "scaling")
+        return with_knobs(spec, scaling=written_out(scaling, self.site.max_length)) if scaling else spec
 
     def scale(self, head_dim: int) -> float:
         """`head_dim ** -0.5`, times the scaling's growth where all channels are rotated."""

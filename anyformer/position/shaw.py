@@ -45,9 +45,10 @@ class Shaw(Position):
             raise SpecError(
                 'shaw: expected a term on keys, on values or on both, got neither; for no position use "none"'
             )
-        self.forms = ((Form.TABLE, Form.SCORE),) * keys + ((Form.VALUE,),) * values
+        self.forms = ((Form.TABLE, Form.SCORE, Form.CLIPPED),) * keys + ((Form.VALUE, Form.CLIPPED),) * values
         self.left = left
         self.right = left if right is None else right
+        self.clip = (self.left, self.right)
         rows = self.left + self.right + 1
         self.key_table = nn.Parameter(torch.empty(rows, site.head_dim)) if keys else None
         self.value_table = nn.Parameter(torch.empty(rows, site.head_dim)) if values else None

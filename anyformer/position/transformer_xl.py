@@ -45,6 +45,7 @@ class TransformerXL(Position):
             )
         self.forms = ((Form.AUGMENT, Form.TABLE, Form.SCORE),)
         self.base = base
+        self.long_columns = True
         self.u = nn.Parameter(torch.empty(site.heads, site.head_dim))
         self.v = nn.Parameter(torch.empty(site.heads, site.head_dim))
         self.w = nn.Linear(site.dim, site.heads * site.head_dim, bias=False)

@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops.buckets import log_bucket, log_bucket_starts
+from anyformer.position._tables import stretched, with_new_rows
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import Size
+
+_STD = 0.02  # of the initial weights
 
 
 class Tupe(Position):
@@ -56,6 +60,7 @@ class Tupe(Position):
         self.forms = ((Form.AUGMENT, Form.SCORE),) + ((Form.BIAS,) if cls else (Form.TOEPLITZ, Form.BIAS),) * relative
         self.relative = False
         self.limit = site.max_length
+        self.extensions = ("random_rows", "stretch")
         self.cls = cls
         self.starts = log_bucket_starts(side, max_distance)
         self.table = nn.Parameter(torch.empty(site.max_length + cls, site.dim))
@@ -65,9 +70,18 @@ class Tupe(Position):
         self.by_bucket = nn.Parameter(torch.empty(buckets + 2 * cls, site.heads)) if relative else None
         for weight in (self.table, self.query.weight, self.key.weight, self.by_bucket):
             if weight is not None:
-                nn.init.normal_(weight, std=0.02)
+                nn.init.normal_(weight, std=_STD)
         for layer in (self.query, self.key):
             nn.init.zeros_(layer.bias)
+
+    def carry(self, way: Spec, to: int) -> dict[str, Tensor]:
+        """More rows of the table, those of the class token as they are."""
+        table, first = self.table.detach(), 2 * self.cls
+        if way.name == "random_rows":
+            longer = with_new_rows(table, to - self.site.max_length, _STD, self.site.seed)
+        else:
+            longer = torch.cat([table[:first], stretched(table[first:], to + self.cls - first)])
+        return {**self.state_dict(), "table": longer}
 
     def scale(self, head_dim: int) -> float:
         """`(2 head_dim) ** -0.5`, on words and positions alike."""

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from anyformer.errors import SpecError
 from anyformer.forms import Form
+from anyformer.position._tables import larger_grid
 from anyformer.position.base import Position
 from anyformer.site import Site
+from anyformer.spec import Spec
 from anyformer.typing import PositiveFloat, Size
 
 
@@ -70,9 +72,14 @@ class VitLearned(Position):
         self.size = (height, height if columns is None else columns)
         self.to_size = self.size if to_rows is None or to_columns is None else (to_rows, to_columns)
         self.limit = self.to_size
+        self.extensions = ("stretch",)
         self.resample = resample
         self.table = nn.Parameter(torch.empty(*self.size, site.dim))
         nn.init.normal_(self.table, std=site.dim**-0.5 if std is None else std)
+
+    def extended(self, spec: Spec, way: Spec, to: int) -> Spec:
+        """The same table resampled to a larger grid of its shape."""
+        return larger_grid(spec, self.size, to)
 
     def embed(
         self, x: Float[Tensor, "b n c"], positions: Int[Tensor, "#b n 2"], tokens: Int[Tensor, "b n"] | None

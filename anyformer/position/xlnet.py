@@ -44,8 +44,10 @@ class XLNet(Position):
         super().__init__(site)
         if site.dim % 2:
             raise SpecError(f"xlnet: sinusoids fill the model's width in pairs, expected an even dim, got {site.dim}")
-        self.forms = ((Form.TABLE, Form.SCORE) if clamp else (Form.AUGMENT, Form.TABLE, Form.SCORE),)
+        self.forms = ((Form.TABLE, Form.SCORE, Form.CLIPPED) if clamp else (Form.AUGMENT, Form.TABLE, Form.SCORE),)
         self.clamp = clamp
+        self.clip = None if clamp is None else (clamp, clamp)
+        self.long_columns = True
         self.u = nn.Parameter(torch.empty(site.heads, site.head_dim))
         self.v = nn.Parameter(torch.empty(site.heads, site.head_dim))
         self.w = nn.Linear(site.dim, site.heads * site.head_dim, bias=False)

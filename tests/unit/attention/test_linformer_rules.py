@@ -117,7 +117,7 @@ def test_causal_is_refused_with_what_to_use() -> None:
 
 def test_what_composes() -> None:
     site = Site(16, 4, max_length=9)
-    cells = {name: verdict("linformer(rank=5)", name, site).cell for name in ("none", "learned", "sinusoidal", "rope")}
+    cells = {name: verdict("linformer(rank=5)", name, site).kind for name in ("none", "learned", "sinusoidal", "rope")}
     assert cells == {"none": "ok", "learned": "ok", "sinusoidal": "ok", "rope": "abs"}
     for name in ("alibi", "t5", "shaw"):
         with pytest.raises(IncompatibleError, match="it compresses the key axis, so no score belongs to one pair"):

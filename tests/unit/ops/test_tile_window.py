@@ -12,11 +12,12 @@ from anyformer.ops.composite import window_attention_composite
 from anyformer.ops.window import window_attention, window_forward
 
 SIZES = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 97, 131])
-OPTIONS = ["keep", "asking", "documents", "bias", "query_table", "value_table", "global_keys", "global_bias", "softcap"]
+TABLES = ["bias", "query_table", "value_table", "key_table"]
+OPTIONS = ["keep", "asking", "documents", *TABLES, "global_keys", "global_bias", "softcap"]
 
 
 def reference(q, k, v, *, left, right, scale, causal=False, keep=None, asking=None, documents=None, bias=None,
-              query_table=None, value_table=None, global_keys=None, global_bias=None, softcap=None,
+              query_table=None, value_table=None, key_table=None, global_keys=None, global_bias=None, softcap=None,
               kept: torch.Tensor | float = 1.0):  # fmt: skip
     """The definition, over all pairs."""
     (batch, heads, n, _), m, right = q.shape, k.shape[2], 0 if causal else right
@@ -28,6 +29,8 @@ def reference(q, k, v, *, left, right, scale, causal=False, keep=None, asking=No
     scores = torch.einsum("bhnd,bhmd->bhnm", q, k)
     if query_table is not None:
         scores = scores + torch.einsum("bhnd,hnmd->bhnm", q, query_table[:, by_offset] * near[..., None])
+    if key_table is not None:
+        scores = scores + torch.einsum("bhmd,hnmd->bhnm", k, key_table[:, by_offset] * near[..., None])
     scores = scores * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -77,6 +80,7 @@ def calls(draw):
         "bias": random(h, left + right + 1),
         "query_table": random(h, left + right + 1, 4),
         "value_table": random(h, left + right + 1, 3),
+        "key_table": random(h, left + right + 1, 4),
         "global_keys": torch.stack([torch.randperm(m)[:g].where(torch.rand(g) < 0.8, -1) for _ in range(b)]),
         "global_bias": random(draw(st.sampled_from([1, b])), h, n, g),
         "softcap": 1.5,
@@ -271,13 +275,13 @@ def test_a_bucketed_table_is_a_gathered_bias():
 
 def test_gradcheck():
     q, k, v = random(1, 2, 9, 3), random(1, 1, 9, 3), random(1, 1, 9, 2)
-    bias, query_table, value_table = random(2, 6), random(2, 6, 3), random(2, 6, 2)
+    bias, query_table, value_table, key_table = random(2, 6), random(2, 6, 3), random(2, 6, 2), random(2, 6, 3)
 
-    def attend(q, k, v, bias, query_table, value_table):
-        tables = {"bias": bias, "query_table": query_table, "value_table": value_table}
+    def attend(q, k, v, bias, query_table, value_table, key_table):
+        tables = {"bias": bias, "query_table": query_table, "value_table": value_table, "key_table": key_table}
         return window_attention(q, k, v, left=3, right=2, **tables, scale=0.7, softcap=2.0)
 
-    assert torch.autograd.gradcheck(attend, (q, k, v, bias, query_table, value_table))
+    assert torch.autograd.gradcheck(attend, (q, k, v, bias, query_table, value_table, key_table))
 
 
 def test_the_composite_differentiates_twice():
@@ -292,10 +296,11 @@ def test_the_composite_differentiates_twice():
 @pytest.mark.parametrize("full", [False, True])
 def test_opcheck(full):
     q, k, v = random(2, 4, 37, 4), random(2, 2, 40, 4), random(2, 2, 40, 3)
-    extras = [None] * 9
+    extras = [None] * 10
     if full:
         keep, asking = torch.rand(2, 40) < 0.8, torch.rand(2, 37) < 0.8
-        extras = [keep, asking, torch.zeros(2, 40, dtype=torch.long), random(4, 12), random(4, 12, 4), random(4, 12, 3),
+        extras = [keep, asking, torch.zeros(2, 40, dtype=torch.long), random(4, 12),
+                  random(4, 12, 4), random(4, 12, 3), random(4, 12, 4),
                   torch.tensor([[0, 3], [1, -1]]), random(1, 4, 37, 2), torch.tensor(5)]  # fmt: skip
     plain = (5, 6, False, None, 0.3, 2.0, 0.2, True) if full else (5, 6, True, [1, 2, 9, 0], 0.3, 0.0, 0.0, False)
     torch.library.opcheck(window_forward, (q, k, v, *extras, *plain))

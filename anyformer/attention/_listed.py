@@ -1,0 +1,152 @@
+"""Softmax attention over the blocks of a pattern as one node of a graph.
+
+Which blocks meet follows from the lengths, which a graph does not know while it is traced: the node is given the pattern's text,
+and makes the lists when it runs. `torch.export` does not take it, for what is exported holds ordinary operators only.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from anyformer.attention._band import as_wide
+from anyformer.attention._lists import Given, Lists, back, multiples, tables
+from anyformer.context import Context
+from anyformer.ops import blocks
+from anyformer.ops.node import node, refuse_second_derivative
+from anyformer.pattern import Facts
+from anyformer.pattern.base import Pattern
+from anyformer.pattern.pairs import facts
+from anyformer.pattern.read import pattern_of
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Blocks of `block` keys for each block of queries, to be found when the graph runs."""
+
+    pattern: Pattern
+    block: int
+
+
+def listed(path: Listed, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
+    """Output of every query over its blocks."""
+    n, m = q.shape[2], k.shape[2]
+    offsets, known = context.encoding.offsets, facts(context)
+    bias = None if offsets is None else as_wide(offsets(1 - m, n - 1).bias, q)
+    seed = torch.randint(2**62, ()) if context.dropout else None
+    tensors = (q, k, v, context.keys.keep, context.keys.documents, bias, known.lengths, seed)
+    plain = (_text(path.pattern), path.block, context.layer, context.causal)
+    return listed_forward(*tensors, *plain, scale, context.softcap or 0.0, context.dropout)
+
+
+def _text(pattern: Pattern) -> str:
+    return repr(pattern)
+
+
+# what `torch.compiler.assume_constant_result` sets: calling that would load the compiler on import
+_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _read(text: str) -> Pattern:
+    return pattern_of(text)
+
+
+def _path(
+    q: Tensor, k: Tensor, lengths: Tensor | None, pattern: str, block: int, layer: int, causal: bool
+) -> tuple[Lists, Facts]:
+    """The layout for these lengths, and what the pattern knows."""
+    n, m, found = q.shape[2], k.shape[2], _read(pattern)
+    known = Facts(lengths=lengths, length=m, layer=layer, causal=causal)
+    layout = found.blocks(n, block, m, heads=q.shape[1], causal=causal, facts=known)
+    return Lists(found, layout, causal), known
+
+
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    documents: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    pattern: str,
+    block: int,
+    layer: int,
+    causal: bool,
+    scale: float,
+    softcap: float,
+    dropout: float,
+) -> Tensor:
+    """`block_attention` over the lists of a pattern, from and to the order of the tokens."""
+    path, known = _path(q, k, lengths, pattern, block, layer, causal)
+    given = Given(q, k, v, keep, documents, bias).ordered(path)
+    out, _ = blocks.run_forward(
+        given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents, given.bias, seed,
+        block, scale, softcap, dropout, False,
+    )  # fmt: skip
+    return back(path, out)
+
+
+def fake_forward(q, k, v, *arguments):
+    return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+def run_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    documents: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    pattern: str,
+    block: int,
+    layer: int,
+    causal: bool,
+    scale: float,
+    softcap: float,
+    dropout: float,
+    learning: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and bias, the last empty without a bias and 0 unless `learning`."""
+    path, known = _path(q, k, lengths, pattern, block, layer, causal)
+    given = Given(q, k, v, keep, documents, bias).ordered(path)
+    d_out = d_out if path.layout.order is None else d_out[:, :, path.layout.order.to(q.device)]
+    *grads, d_bias = blocks.run_backward(
+        d_out, None, given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents,
+        given.bias, seed, block, scale, softcap, dropout, learning,
+    )  # fmt: skip
+    if bias is not None and path.layout.order is not None:
+        near, found = multiples(path), d_bias
+        d_bias = torch.zeros_like(bias)
+        first = k.shape[2] - 1 - (k.shape[2] - 1) // near.step
+        d_bias[:, near] = found[:, first : first + d_bias[:, near].shape[1]]
+    d_q, d_k, d_v = (back(path, grad) for grad in grads)
+    return d_q, d_k, d_v, d_bias
+
+
+def fake_backward(d_out, q, k, v, keep, documents, bias, *arguments):
+    return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+
+
+def save_inputs(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:8])
+    ctx.plain = inputs[8:]
+
+
+def differentiate(ctx, d_out):
+    bias, learning = ctx.saved_tensors[5], ctx.needs_input_grad[5]
+    *grads, d_bias = listed_backward(d_out, *ctx.saved_tensors, *ctx.plain, learning)
+    return *grads, None, None, None if bias is None else d_bias, *[None] * 9
+
+
+listed_forward = node("listed_forward", run_forward, fake_forward)
+listed_backward = node("listed_backward", run_backward, fake_backward)
+torch.library.register_autograd("anyformer::listed_forward", differentiate, setup_context=save_inputs)
+torch.library.register_autograd("anyformer::listed_backward", refuse_second_derivative)
