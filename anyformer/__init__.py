@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anyformer.classify.cnn import CNNClassifier as CNNClassifier
+    from anyformer.classify.fasttext import FastTextClassifier as FastTextClassifier
+    from anyformer.classify.lstm import LSTMClassifier as LSTMClassifier
+    from anyformer.classify.transformer import TransformerClassifier as TransformerClassifier
     from anyformer.context import Context as Context
     from anyformer.context import LayerCache as LayerCache
     from anyformer.errors import IncompatibleError as IncompatibleError
@@ -22,7 +26,13 @@ if TYPE_CHECKING:
     from anyformer.model.build import build_position as build_position
     from anyformer.model.build import check as check
     from anyformer.model.config import ModelConfig as ModelConfig
+    from anyformer.model.extend import carried as carried
+    from anyformer.model.extend import extend as extend
+    from anyformer.model.transfer import WarmStart as WarmStart
+    from anyformer.model.transfer import warm_start as warm_start
     from anyformer.model.transformer import Transformer as Transformer
+    from anyformer.model.vit import Vit as Vit
+    from anyformer.model.vit_config import VitConfig as VitConfig
     from anyformer.pattern.leaves import Block as Block
     from anyformer.pattern.leaves import Causal as Causal
     from anyformer.pattern.leaves import Dilated as Dilated
@@ -44,13 +54,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "anyformer.classify.cnn": ("CNNClassifier",),
+    "anyformer.classify.fasttext": ("FastTextClassifier",),
+    "anyformer.classify.lstm": ("LSTMClassifier",),
+    "anyformer.classify.transformer": ("TransformerClassifier",),
     "anyformer.context": ("Context", "LayerCache"),
     "anyformer.errors": ("IncompatibleError", "SpecError", "TaskError"),
     "anyformer.forms": ("Form", "Verdict"),
     "anyformer.functional": ("attend", "attend_with_lse"),
     "anyformer.model.build": ("MultiHead", "build_attention", "build_mixer", "build_position", "check"),
     "anyformer.model.config": ("ModelConfig",),
+    "anyformer.model.extend": ("carried", "extend"),
+    "anyformer.model.transfer": ("WarmStart", "warm_start"),
     "anyformer.model.transformer": ("Transformer",),
+    "anyformer.model.vit": ("Vit",),
+    "anyformer.model.vit_config": ("VitConfig",),
     "anyformer.pattern.leaves": (
         "Block",
         "Causal",

@@ -1,7 +1,6 @@
 """`anyformer doctor`: what this machine has, and what each missing part would bring."""
 
 import importlib.metadata
-import importlib.util
 import platform
 import sys
 
@@ -19,6 +18,7 @@ _EXTRAS = {
     "datasets": ("hf", "tasks on Hugging Face data sets"),
     "torchdiffeq": ("ode", "the encoding floater"),
     "ray": ("ray", "comparisons spread over many machines"),
+    "scikit-learn": ("vision", "the task digits"),
 }
 _VERSIONS = ("torch", "numpy", "scipy", "lightning-fabric", "safetensors", "matplotlib", "plotly")
 
@@ -35,8 +35,8 @@ def run(measure: bool) -> int | None:
     console.print(machine)
     extras = Table(title="extras", title_justify="left", title_style="bold", box=None, show_header=False)
     for package, (extra, brings) in _EXTRAS.items():
-        found = importlib.util.find_spec(package) is not None
-        state = importlib.metadata.version(package) if found else f"missing; pip install 'anyformer\\[{extra}]'"
+        found = _version(package)
+        state = found or f"missing; pip install 'anyformer\\[{extra}]'"
         extras.add_row(package, state, f"{'brings' if found else 'would bring'} {brings}")
     console.print(extras)
     paths = Table(title="fast paths", title_justify="left", title_style="bold", box=None, show_header=False)
@@ -44,6 +44,14 @@ def run(measure: bool) -> int | None:
         paths.add_row(name, state)
     console.print(paths)
     return 0
+
+
+def _version(package: str) -> str:
+    """The installed version of a package; "" where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _machine() -> dict[str, str]:

@@ -14,7 +14,7 @@ from anyformer.registry import KINDS, Method, list_methods
 if TYPE_CHECKING:
     from anyformer.forms import Verdict
 
-_CELLS = {"ok": ("+", "green"), "abs": ("a", "yellow"), "not yet": ("n", "cyan"), "refused": ("-", "red")}
+_CELLS = {"ok": ("+", "green"), "abs": ("a", "yellow"), "refused": ("-", "red")}
 
 
 def run(kind: str, wildcard: str, matrix: bool, causal: bool, reasons: bool) -> int | None:
@@ -60,7 +60,7 @@ def _matrix(console: Console, causal: bool, reasons: bool) -> None:
         columns = dict(enumerate(attentions[first : first + fitting], first + 1))
         _part(console, title, columns, cells, edge, cell)
     _wrapped(console, "+: composes. a: abs, it runs and is no longer relative.")
-    _wrapped(console, "n: not yet, an exact form is not written. -: refused. --reasons says why.")
+    _wrapped(console, "-: refused. --reasons says why.")
     if reasons:
         for (attention, position), verdict in cells.items():
             if verdict.reason:

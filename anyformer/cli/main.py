@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-SEVERAL = ("--attention", "--position", "--task", "--data", "--lengths", "--peer")
+SEVERAL = ("--attention", "--position", "--task", "--data", "--lengths", "--peer", "--depths")
 """Options that take several values in a row: `--attention softmax linear`."""
 
 
@@ -137,15 +137,20 @@ def list_(
 @app.command()
 def show(
     spec: Annotated[str, typer.Argument(help="a method or a pattern, for example bigbird or 'Local(64)|Global([0])'")],
-    length: Annotated[int, typer.Option(min=1, help="tokens to draw a pattern for")] = 128,
+    length: Annotated[int, typer.Option(min=1, help="tokens of the picture; an encoding is built for so many")] = 128,
     causal: Annotated[
-        bool, typer.Option("--causal/--both", help="draw the causal or the bidirectional pattern")
+        bool, typer.Option("--causal/--both", help="draw the causal or the bidirectional form, and say what that costs")
     ] = False,
-    heads: Annotated[int, typer.Option(min=1, help="heads to draw a pattern for")] = 1,
-    out: Annotated[str, typer.Option(help="where to write the picture of a pattern (PNG)")] = "pattern.png",
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="heads to draw and to count; 1, of an encoding 4, if left out")
+    ] = None,
+    lengths: Annotated[list[int] | None, typer.Option(min=1, help="tokens at which to say what it costs")] = None,
+    out: Annotated[
+        str, typer.Option(help="where to write the picture (PNG); pattern.png or NAME.png if left out")
+    ] = "",
 ) -> None:
-    """Show what a method is, or draw a pattern."""
-    _verb("show", spec, length, causal, heads, out)
+    """Show what a method is, what it costs and what it looks like, or draw a pattern."""
+    _verb("show", spec, length, causal, heads, lengths or [], out)
 
 
 @app.command()
@@ -158,6 +163,22 @@ def check(
 ) -> None:
     """Whether two methods compose and obey the laws."""
     _verb("check", attention, position, causal)
+
+
+@app.command()
+def probe(
+    experiment: Annotated[
+        str, typer.Argument(help="cnn-padding: what zero padding tells a convolutional network about positions")
+    ],
+    out: Annotated[str, typer.Option(help="folder of the results")] = "runs/probe",
+    seeds: Annotated[int, typer.Option(min=1, help="repetitions with other images and weights")] = 1,
+    depths: Annotated[list[int], typer.Option(min=1, help="numbers of convolutions to compare")] = [2, 4, 6],  # noqa: B006
+    size: Annotated[int, typer.Option(min=4, help="width and height of an image in pixels")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="steps of training a network")] = 150,
+    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes, to see that it runs")] = False,
+) -> None:
+    """Where a network knows positions from: an experiment with a table and pictures."""
+    _verb("probe", experiment, out, seeds, depths, size, steps, quick)
 
 
 @app.command()

@@ -12,6 +12,8 @@ from anyformer.compare.fault import DivergedError, fault_of
 from anyformer.compare.record import Score
 from anyformer.compare.trial import Plan, Sizes
 from anyformer.errors import SpecError
+from anyformer.position.base import Position
+from anyformer.side import grid
 from anyformer.task.base import Batch, Task
 
 _EVAL_TOKENS = 16384  # tokens scored in one forward
@@ -52,7 +54,7 @@ def rate_at(step: int, steps: int) -> float:
 
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     """The task's loss, in nats."""
-    return task.loss(_logits(model, batch), batch)
+    return task.loss(_logits(task, model, batch), batch)
 
 
 def take_step(fabric: Fabric, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
@@ -126,7 +128,7 @@ def _score(plan: Plan, task: Task, model: nn.Module, device: torch.device, lengt
     items: list[float] = []
     for index in range(wanted // size):
         batch = task.batch("test", index, size=size, length=length).to(device)
-        logits = _logits(model, batch)
+        logits = _logits(task, model, batch)
         for name, value in task.metrics(logits, batch).items():
             totals[name] = totals.get(name, 0.0) + value
         items += task.item_scores(logits, batch).tolist()
@@ -136,5 +138,8 @@ def _score(plan: Plan, task: Task, model: nn.Module, device: torch.device, lengt
     return Score(length=length, value=value, items=tuple(items))
 
 
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    return model(batch.tokens, attention_mask=batch.attention_mask)
+def _logits(task: Task, model: nn.Module, batch: Batch) -> Tensor:
+    positions = None
+    if task.grid is not None and any(isinstance(part, Position) and part.axes == 2 for part in model.modules()):
+        positions = grid(*task.grid, batch.tokens.device)
+    return model(batch.tokens, attention_mask=batch.attention_mask, positions=positions)

@@ -18,6 +18,7 @@ from anyformer.compare.trial import Plan, Sizes, build_task, grid, verdict_in_a_
 from anyformer.compare.worker import Job, Kind
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Verdict
+from anyformer.model.build import verdict
 from anyformer.site import Site
 from anyformer.task.base import Task
 
@@ -249,7 +250,8 @@ def _cells(request: Request, tasks: dict[str, Task]) -> tuple[list[Plan], list[t
                 fingerprint=task.fingerprint,
                 index=len(legal) + len(refused),
             )
-            judged = verdict_in_a_row(attention, position, site)
+            judge = verdict_in_a_row if task.grid is None else verdict
+            judged = judge(attention, position, site)
             if judged.runs:
                 legal.append(plan)
             else:

@@ -157,7 +157,7 @@ def grid(texts: Sequence[str], kind: Literal["attention", "position", "task"]) -
 
 
 def verdict_in_a_row(attention: str, position: str, site: Site) -> Verdict:
-    """Whether a pair composes where tokens stand in a row, as they do in every task and benchmark; see `verdict`."""
+    """Whether a pair composes where tokens stand in a row, as in benchmarks and in tasks without a grid; see `verdict`."""
     judged = verdict(attention, position, site)
     if not judged.runs:
         return judged

@@ -7,7 +7,6 @@ Equation, with W [max_length max_length], so that an index is a place, and j ove
     g_i = sum_j W_ij norm(z_j) + b_i + a_i,   out_i = W_2 drop(u_i * g_i) + b_2
 
 with one head of `tiny` channels, q, k and v linear in x.
-Cost: 3 c width + n width + 3 c tiny + tiny width + 2 n tiny multiply-adds a token.
 """
 
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost, meetings
 from anyformer.mixer._gate import SpatialGate
 from anyformer.mixer.base import Mixer
 from anyformer.ops.softmax import fused
@@ -64,6 +64,16 @@ class AMLP(Mixer):
         self.read = nn.Linear(tiny, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.o = nn.Linear(width, site.dim, bias=bias)
+
+    def cost(self) -> Cost:
+        """The mixture of the tokens, the one head, and the linear layers."""
+        return Cost(
+            self.site,
+            "pairs (width + 2 tiny) + 3 n c width + n tiny (3 c + width)",
+            memory="2 pairs + 2 n width",
+            sizes={"width": self.o.in_features, "tiny": self.q.out_features},
+            pairs=lambda n, m: meetings(n, m, causal=self.site.causal),
+        )
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

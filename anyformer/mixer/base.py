@@ -1,6 +1,5 @@
 """The base of every mixer: whatever lets the tokens of a sequence reach each other."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -9,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyformer.context import Context, Encoding, LayerCache, newest, sides, truths
+from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.side import Side, left_order, right_order, side, take
@@ -34,16 +34,21 @@ class Mixer(nn.Module):
     forms: tuple[Form, ...] = (Form.EMBED,)
     outside: tuple[Form, ...] = ()
     absolute: frozenset[Form] = frozenset()
-    later: Mapping[Form, str] = {}
     refusal: str = (
         "it has no queries and keys to compare; use an encoding added at the embedding, such as sinusoidal or learned"
     )
     fixed_width: bool = False
     """Whether no encoding may widen queries and keys."""
+    estimates: bool = False
+    """Whether its weights are estimates from random features."""
     causal: bool = False
     causal_refusal: str = ""
     cross: bool = False
     documents: bool = False
+    two_streams: bool = False
+    """Whether queries may come from other vectors of the same tokens than keys and values."""
+    streams_refusal: str = "it has no queries"
+    """Why they may not."""
     takes_flags: bool = False
     takes_mask: bool = True
     """Whether it can leave padding out."""
@@ -63,14 +68,19 @@ class Mixer(nn.Module):
         self.limit: int | None = None
         """Longest sequence in tokens; None: any."""
 
+    def cost(self) -> Cost | None:
+        """What a forward multiplies and makes, as formulas; None: it does not say."""
+        return None
+
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
-        """The mixed sequence. `context.x` is the source that keys and values come from (x itself in self-attention)."""
+        """The mixed sequence. `context.x` is what keys and values come from: the source, the content, or x itself."""
         raise NotImplementedError
 
     def forward(
         self,
         x: Float[Tensor, "b n c"],
         *,
+        content: Float[Tensor, "b n c"] | None = None,
         source: Float[Tensor, "b m c"] | None = None,
         source_mask: Bool[Tensor, "b m"] | Int[Tensor, "b m"] | None = None,
         source_positions: Int[Tensor, "#b m *a"] | None = None,
@@ -86,6 +96,7 @@ class Mixer(nn.Module):
         """Mix the tokens of `x`, or let them read `source`.
 
         Args:
+            content: other vectors of the same tokens, which keys and values come from while queries come from x; None: x itself.
             source: the sequence that keys and values come from; None: x itself. The last query sees the last key.
             source_mask: which tokens of the source are real (True); None: all.
             source_positions: positions of the source; None: its places.
@@ -106,11 +117,13 @@ class Mixer(nn.Module):
             IncompatibleError: an argument this mixer cannot honour.
             ValueError: an argument whose shape does not fit.
         """
+        self._refuse_content(x, content, source, cache)
         self._refuse(x, source, attention_mask, source_mask, document_ids, global_mask, cache)
         b, n = x.shape[:2]
         keep = truths("attention_mask", newest("attention_mask", attention_mask, b, n, cache))
         if keep is not None:
             x = blank(x, keep)
+            content = None if content is None else blank(content, keep)
         parts = {
             "keep": keep,
             "positions": positions,
@@ -121,6 +134,7 @@ class Mixer(nn.Module):
         order = self._order(keep, crossing=source is not None)
         if order is not None:
             x, tokens = take(x, order), None if tokens is None else take(tokens, order)
+            content = None if content is None else take(content, order)
             parts = {name: None if part is None else take(part, order) for name, part in parts.items()}
         queries, keys = sides(n, x.device, parts, cache, keep)
         if source is not None:
@@ -140,7 +154,7 @@ class Mixer(nn.Module):
             queries=queries,
             keys=keys,
             tokens=tokens,
-            x=x if source is None else source,
+            x=source if source is not None else x if content is None else content,
             encoding=Encoding(),  # given, because torch.compile cannot call a field's factory
             cache=cache,
             layer=self.site.layer,
@@ -190,6 +204,22 @@ class Mixer(nn.Module):
             source, keep = take(source, order), take(keep, order)
             source_positions = None if source_positions is None else take(source_positions, order)
         return source, side(source.shape[1], source.device, keep=keep, positions=source_positions)
+
+    def _refuse_content(
+        self, x: Tensor, content: Tensor | None, source: Tensor | None, cache: LayerCache | None
+    ) -> None:
+        if content is None:
+            return
+        if not self.two_streams:
+            raise IncompatibleError(
+                f"{self.name} takes no content beside x: {self.streams_refusal}; use softmax, local(...) or linear"
+            )
+        if content.shape != x.shape:
+            raise ValueError(f"content: expected the shape of x, {list(x.shape)}, got {list(content.shape)}")
+        if source is not None or cache is not None:
+            raise IncompatibleError(
+                "content stands beside x in one forward of one sequence; leave out source and cache"
+            )
 
     def _refuse(
         self,

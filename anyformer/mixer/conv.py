@@ -4,7 +4,6 @@ Paper: Dauphin et al. 2017, 1612.08083 (gated convolution); Wu et al. 2019, 1901
 Equation: [u; g] = W_i x + b_i, out_i = W_o (SiLU(g_i) * (sum_t f_t * u_(i + t - left) + b)) + b_o over t = 0..width-1,
 with one filter f [width] a channel and u = 0 beyond the sequence and on padding; `left` is width - 1 when causal, else
 width // 2.
-Cost: 3 c^2 + width c multiply-adds a token.
 """
 
 import torch
@@ -13,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.mixer.base import Mixer, blank
 from anyformer.ops.left import newest
 from anyformer.site import Site
@@ -43,6 +43,11 @@ class Conv(Mixer):
         self.filter = nn.Conv1d(site.dim, site.dim, width, groups=site.dim)
         self.dropout = nn.Dropout(dropout)
         self.o = nn.Linear(site.dim, site.dim)
+
+    def cost(self) -> Cost:
+        """The projections and the filter."""
+        width = self.filter.weight.shape[-1]
+        return Cost(self.site, "3 n c^2 + n c width", memory="2 n c", sizes={"width": width})
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

@@ -3,7 +3,6 @@
 Paper: Lee-Thorp et al. 2021, 2105.03824.
 Equation: out = Re(DFT_tokens(DFT_channels(x))), both transforms unnormalised; with cosine and sine matrices C and S,
 out = C_n x C_c - S_n x S_c.
-Cost: about 5/2 n c (log2 n + log2 c) operations for real x.
 """
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.mixer.base import Mixer
 from anyformer.site import Site
 
@@ -40,6 +40,10 @@ class FNet(Mixer):
     def __init__(self, site: Site, *, dropout: float = 0.0) -> None:
         super().__init__(site)
         self.dropout = nn.Dropout(dropout)
+
+    def cost(self) -> Cost:
+        """Half the operations of both fast transforms of real numbers, 5/2 a number and doubling."""
+        return Cost(self.site, "5/4 n c (log2(n) + log2(c))", memory="2 n c")
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

@@ -5,7 +5,6 @@ Equation, with W [max_length max_length], so that an index is a place, and j ove
 
     [u; z] = gelu(W_1 x + b_1),   g_i = sum_j W_ij norm(z_j) + b_i,   out_i = W_2 drop(u_i * g_i) + b_2
 
-Cost: 3 c width + n width multiply-adds a token.
 """
 
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost, meetings
 from anyformer.mixer._gate import SpatialGate
 from anyformer.mixer.base import Mixer
 from anyformer.site import Site
@@ -56,6 +56,16 @@ class GMLP(Mixer):
         self.gate = SpatialGate(site, width, toeplitz=toeplitz)
         self.dropout = nn.Dropout(dropout)
         self.o = nn.Linear(width, site.dim, bias=bias)
+
+    def cost(self) -> Cost:
+        """The mixture of the tokens, and the linear layers."""
+        return Cost(
+            self.site,
+            "pairs width + 3 n c width",
+            memory="pairs + 2 n width",
+            sizes={"width": self.o.in_features},
+            pairs=lambda n, m: meetings(n, m, causal=self.site.causal),
+        )
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

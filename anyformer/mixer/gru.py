@@ -7,7 +7,6 @@ Equation:
 
 with a bias in each of the six products. When causal, out_i = W_o h_i + b_o; else out_i = W_o [h_i; back_i] + b_o, where
 `back` are the states of a second unit that reads from the last real token to the first.
-Cost: 3 width (c + width) multiply-adds a token and direction, n of them one after the other.
 Deviation: the reset gate acts after the product U_h h, as in torch and cuDNN; the paper has it before.
 """
 
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.mixer.base import Mixer, take
 from anyformer.ops.recurrent import backwards, last
 from anyformer.site import Site
@@ -45,6 +45,16 @@ class GRU(Mixer):
         self.back = None if site.causal else nn.GRU(site.dim, width, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.o = nn.Linear(width if site.causal else 2 * width, site.dim)
+
+    def cost(self) -> Cost:
+        """The three gates from token and state, not causal for each direction, and the last projection."""
+        text = "n width (4 c + 3 width)" if self.back is None else "2 n width (4 c + 3 width)"
+        return Cost(
+            self.site,
+            text,
+            memory="4 n width" if self.back is None else "8 n width",
+            sizes={"width": self.ahead.hidden_size},
+        )
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

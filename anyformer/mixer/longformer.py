@@ -8,7 +8,6 @@ Equation, with real tokens P and flagged ones G, s the scale and b the encoding'
 
 each j once. q, k, v and q', k', v' are six projections of x. When causal, j <= i and every row is of the first kind:
 G acts as keys only, and q', k', v' do not exist.
-Cost: 2 n (2 window + 1 + g) d + 2 g n d multiply-adds a head in theory; rows not in G run on the dense path, 2 n^2 d.
 Deviation: the paper's window is two-sided (512 there is 256 here).
 """
 
@@ -20,11 +19,13 @@ from torch import Tensor, nn
 
 from anyformer.attention.softmax import attend
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer._prepared import prepared
 from anyformer.mixer.base import Mixer
 from anyformer.pattern.leaves import Dilated, Flagged
+from anyformer.pattern.pairs import count
 from anyformer.position.base import Position
 from anyformer.position.bind import bind, shifted
 from anyformer.side import Side, left_order, take
@@ -73,6 +74,7 @@ class Longformer(Mixer):
         "use an encoding that embeds, rotates, biases or scores, such as rope or alibi"
     )
     causal = True
+    two_streams = True
     documents = True
     takes_flags = True
     decodes = "cache"
@@ -103,6 +105,22 @@ class Longformer(Mixer):
             self.for_globals = nn.ModuleDict(dict(zip(_PROJECTIONS, _projections(site, bias, qk_norm), strict=True)))
         self.o = nn.Linear(site.heads * site.head_dim, site.dim, bias=bias)
 
+    def cost(self) -> Cost:
+        """Window and global keys, global rows, projections, all with as many global tokens as there may be."""
+        site = self.site
+        pattern, sizes = self.pattern, {"max_globals": self.max_globals}
+        text = "2 pairs d + 2 h n max_globals d + 2 n c d (h + k)"
+        if self.for_globals is not None and self.max_globals:
+            text += " + 2 h max_globals n d + max_globals c h d + 2 n c k d"
+        return Cost(
+            site,
+            text,
+            memory="pairs + h n max_globals" + ("" if self.for_globals is None else " + h max_globals n"),
+            again="pairs d + h n max_globals d" + ("" if self.for_globals is None else " + h max_globals n d"),
+            sizes=sizes,
+            pairs=lambda n, m: count(pattern, n, m, site.heads, causal=site.causal),
+        )
+
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation.
 
@@ -122,8 +140,9 @@ class Longformer(Mixer):
         """Every token as a local one, flagged ones included; heads merged."""
         cache = context.cache
         own = self.q, self.k, self.v, self.q_norm, self.k_norm
-        q, k, v = self._heads(own, x, x, context.queries, context)
-        facts = prepared(self.position, x, context.queries, cache, slots=True)
+        source = x if context.x is None else context.x
+        q, k, v = self._heads(own, x, source, context.queries, context)
+        facts = prepared(self.position, source, context.queries, cache, slots=True)
         new_keys = context.keys if cache is None else context.queries
         encoding = bind(self.position, self.verdict.forms, context.queries, new_keys, facts if cache is None else None)
         if encoding.rotate is not None:
@@ -141,7 +160,8 @@ class Longformer(Mixer):
         """What flagged tokens read, at their slots (others hold anything); only `max_globals` rows are computed."""
         slots = left_order(flags)[:, : self.max_globals]
         rows = at(context.queries, slots)
-        q, k, v = self._heads(tuple(own.values()), take(x, slots), x, rows, context)
+        source = x if context.x is None else context.x
+        q, k, v = self._heads(tuple(own.values()), take(x, slots), source, rows, context)
         encoding = bind(self.position, self.verdict.forms, rows, context.keys)
         if encoding.rotate is not None:
             q, k = encoding.rotate(q, k)

@@ -11,8 +11,7 @@ Head h reads U_h [content latent] and V_h [content latent]; W_r x [head_dim] is 
 
     (U_h c_j) . q = c_j . (U_h^T q),   sum_j w_ij V_h c_j = V_h (sum_j w_ij c_j)
 
-Cost: n m (2 content + head_dim) multiply-adds a head and 2 m latent content for keys and values; from a cache
-n m (2 latent + head_dim), which keeps latent + head_dim numbers a token.
+Decoding: latent + head_dim numbers a token.
 Deviations: the rotated part is as wide as a head of the site, for which the encoding was built, and exists without rotary encoding
 too; values are as wide as `content`.
 """
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.softmax import attend
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer.base import Mixer
 from anyformer.position.base import Position
@@ -59,6 +59,7 @@ class MLA(Mixer):
     )
     causal = True
     cross = True
+    two_streams = True
     documents = True
     decodes = "cache"
 
@@ -87,6 +88,15 @@ class MLA(Mixer):
         self.norm = nn.RMSNorm(self.latent, eps=1e-6)
         self.up = nn.Linear(self.latent, site.heads * 2 * self.content, bias=False)
         self.o = nn.Linear(site.heads * self.content, site.dim, bias=bias)
+
+    def cost(self) -> Cost:
+        """Scores and values, the keys and values made of the short vectors, and the projections."""
+        sizes = {"latent": self.latent, "content": self.content}
+        queries = "n c h (content + d)"
+        if isinstance(self.q_down, nn.Linear):
+            queries, sizes = "n q_latent (c + h (content + d))", sizes | {"q_latent": self.q_down.out_features}
+        text = f"pairs (2 content + d) + 2 m h latent content + {queries} + m c (latent + d) + n h content c"
+        return Cost(self.site, text, memory="pairs + 2 h m content", again="pairs (content + d)", sizes=sizes)
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

@@ -7,7 +7,6 @@ Equation, for every channel alone, over the places j of real tokens:
 
 W and U are [max_length hidden], so an index is a place; the block's feed-forward is the paper's channel mixing. When causal, unit s
 stands at place e_s = ceil((s + 1) max_length / hidden) - 1: W_js = 0 for j > e_s, and U_is = 0 for i < e_s.
-Cost: 2 n hidden c multiply-adds.
 Deviation: the causal form is not in the paper.
 """
 
@@ -17,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.mixer.base import Mixer
 from anyformer.site import Site
 from anyformer.typing import Size
@@ -54,6 +54,15 @@ class MLPMixer(Mixer):
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.inward, std=longest**-0.5)
         nn.init.normal_(self.outward, std=hidden**-0.5)
+
+    def cost(self) -> Cost:
+        """Into the units and out of them; when causal a place reaches half of them on average."""
+        return Cost(
+            self.site,
+            "n hidden c" if self.site.causal else "2 n hidden c",
+            memory="hidden c",
+            sizes={"hidden": self.inward.shape[1]},
+        )
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
 from anyformer.context import Context, Encoding
+from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form, Verdict, check
 from anyformer.mixer._prepared import prepared
@@ -64,18 +65,14 @@ class MultiHead(Mixer):
         self.attention = attention
         self.position = position
         self.name = attention.name
-        self.forms, self.outside, self.absolute, self.later, self.refusal = (
-            attention.forms,
-            attention.outside,
-            attention.absolute,
-            attention.later,
-            attention.refusal,
-        )
+        self.forms, self.outside, self.absolute = attention.forms, attention.outside, attention.absolute
+        self.refusal = attention.refusal
         self.causal, self.causal_refusal, self.cross = attention.causal, attention.causal_refusal, attention.cross
-        self.fixed_width = attention.fixed_width
+        self.fixed_width, self.estimates = attention.fixed_width, attention.estimates
         self.documents, self.takes_flags = attention.documents, attention.takes_flags
+        self.two_streams, self.streams_refusal = not attention.shares, "its keys are its queries"
         self.ordered = attention.ordered or Form.ROW in self.verdict.forms  # what stands between is read off slots
-        self.decodes = attention.decodes
+        self.decodes = "cache" if attention.keyed & set(self.verdict.forms) else attention.decodes
         self.dropout = dropout
         self.q = nn.Linear(site.dim, site.heads * site.head_dim, bias=bias)
         self.k = None if attention.shares else nn.Linear(site.dim, site.kv_heads * site.head_dim, bias=bias)
@@ -83,6 +80,14 @@ class MultiHead(Mixer):
         self.o = nn.Linear(site.heads * site.head_dim, site.dim, bias=bias)
         self.q_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(site.head_dim, eps=1e-6) if qk_norm and self.k is not None else nn.Identity()
+
+    def cost(self) -> Cost | None:
+        """That of its attention and the projections."""
+        inner = self.attention.cost()
+        if inner is None:
+            return None
+        keys = "c d (2 h n + k m)" if self.k is None else "2 c d (h n + k m)"
+        return replace(inner, products=f"{inner.products} + {keys}")
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the class."""
@@ -97,7 +102,7 @@ class MultiHead(Mixer):
         newest = self._encoding(context.queries, new_keys)
         if newest.rotate is not None and self.attention.rotates == "before":
             q, k = newest.rotate(q, k)
-        slots = context.cache is not None and self.attention.decodes == "cache"
+        slots = context.cache is not None and self.decodes == "cache"
         facts = prepared(self.position, x if context.x is None else context.x, new_keys, context.cache, slots=slots)
         encoding = newest if facts is None else self._encoding(context.queries, new_keys, facts)
         if context.cache is not None and slots:
@@ -109,7 +114,7 @@ class MultiHead(Mixer):
         if not self.attention.weights:
             out = F.dropout(out, self.dropout, self.training)
         if context.cache is not None:
-            context.cache.forget(self.attention.horizon if self.attention.decodes == "cache" else 0)
+            context.cache.forget(self.attention.horizon if self.decodes == "cache" else 0)
         return self.o(out.transpose(1, 2).flatten(2))
 
     def _encoding(self, queries: Side, keys: Side, facts: Tensor | None = None) -> Encoding:

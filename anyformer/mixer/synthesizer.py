@@ -11,8 +11,6 @@ Equation, for each head, over the places j that padding and causality leave to p
     dot:         S_ij = scale * (W_q x_i) . (W_k x_j)
 
 Places index columns of W_2 and both axes of R, [max_length] long; width is the root of max_length, rounded up.
-Cost: n m d multiply-adds a head for the values; dense d n (c + m), factorised about d n (c + 2 sqrt(max_length)) + n m; random 0,
-factorised n m rank once for the batch; dot n m d.
 Deviation: none; one learned number a part, where some codes have one a head.
 """
 
@@ -26,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.mixer.base import Mixer
 from anyformer.ops.left import leftmost
@@ -86,6 +85,17 @@ class Synthesizer(Mixer):
         self.o = nn.Linear(inner, site.dim, bias=bias)
         parts = sum(part is not None for part in (self.dense, self.random, self.q))
         self.shares = nn.Parameter(torch.zeros(parts)) if parts > 1 else None
+
+    def cost(self) -> Cost:
+        """The values that are weighed, the weights of each part, and the projections."""
+        factorised = self.dense is not None and len(self.dense.out) > 1
+        full = self.dense is not None and not factorised
+        text = f"{1 + full + (self.q is not None)} pairs d".removeprefix("1 ")
+        text += f" + {'2 ' * (self.q is not None)}n c d (h + k)" + " + n c h d" * (self.dense is not None)
+        text, sizes = text + " + 2 h n d max_length^(1/2)" * factorised, {}
+        if self.random is not None and len(self.random.table) > 1:
+            text, sizes = text + " + pairs rank", {"rank": self.random.table[0].shape[-1]}
+        return Cost(self.site, text, memory="pairs", sizes=sizes)
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""

@@ -105,9 +105,8 @@ def _write_gradients(segment: Segment, block: Block, targets: Rows, fading: bool
         moved += segment.moved(dq, dk, segment.q, segment.k)
     if segment.rule.features == "elu1":
         for gradient, features in ((dq, segment.q), (dk, segment.k)):
-            gradient.mul_(
-                torch.clamp(features, max=1.0, out=work.take("slope", *features.shape))
-            )  # the slope of elu1: 1 above zero, where y > 1, and exp(x) = y below
+            # the slope of elu1: 1 above zero, where y > 1, and exp(x) = y below
+            gradient.mul_(torch.clamp(features, max=1.0, out=work.take("slope", *features.shape)))
     targets.q.store(dq, block)
     targets.k.store(dk, block)
     if not segment.shared:

@@ -82,6 +82,7 @@ class Task(ABC):
         fingerprint: SHA-256 of the data and of all parameters that determine the batches.
         source: where the data come from; "generated" by default.
         skipped: files that were left out, each with the reason.
+        grid: rows and columns of the image that a row of tokens is, for encodings on a grid; None: tokens stand in one row.
     """
 
     kind: ClassVar[str] = "task"
@@ -102,6 +103,7 @@ class Task(ABC):
     fingerprint: str
     source: str = "generated"
     skipped: tuple[str, ...] = ()
+    grid: tuple[int, int] | None = None
 
     @abstractmethod
     def items(self, split: Split) -> int | None:

@@ -84,7 +84,8 @@ OPTIONS = {
     ],
     "report": ["--baseline", "folder"],
     "list": ["--both", "--causal", "--matrix", "--reasons", "kind", "wildcard"],
-    "show": ["--both", "--causal", "--heads", "--length", "--out", "spec"],
+    "show": ["--both", "--causal", "--heads", "--length", "--lengths", "--out", "spec"],
     "check": ["--both", "--causal", "attention", "position"],
+    "probe": ["--depths", "--out", "--quick", "--seeds", "--size", "--steps", "experiment"],
     "doctor": ["--measure"],
 }

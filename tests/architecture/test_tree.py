@@ -24,7 +24,7 @@ LEVELS: list[tuple[str, ...]] = [
     ("model",),
     ("classify",),
     ("functional",),
-    ("testing", "task"),
+    ("testing", "task", "probe"),
     ("compare",),
     ("cli",),
 ]

@@ -6,7 +6,18 @@ from anyformer.testing import laws
 from anyformer.testing.every import admitted
 
 CHOSEN_POSITIONS = ("none", "rope")  # what every attention meets
-FORMS_OF_LINEAR = ("sinusoidal", "rope_value", "floater", "fox", "pope")  # one a form that it reads in its own way
+FORMS_OF_LINEAR = (
+    "sinusoidal",
+    "rope_value",
+    "floater",
+    "fox",
+    "pope",
+    "alibi",
+    "t5",
+    "shaw",
+    "swin_bias",
+    "irpe",
+)  # one a form that it reads in its own way
 
 
 def _chosen(case: laws.Case) -> bool:

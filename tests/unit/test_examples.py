@@ -18,7 +18,9 @@ def test_an_example_runs(path: Path) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/extend.md", "docs/model.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "README.zh-CN.md", "docs/extend.md", "docs/model.md", "docs/extend_context.md"]
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: str) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=ROOT)

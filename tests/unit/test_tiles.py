@@ -31,7 +31,7 @@ PATTERNS = (
     "sparse_transformer(length=6, summary=2)",
     "PerHead((Local(2), 1), (Strided(3) | Global([0]), 3))",
 )
-POSITIONS = ("none", "alibi", "t5", "shaw", "transformer_xl")
+POSITIONS = ("none", "alibi", "t5", "shaw", "transformer_xl", "deberta")
 
 
 def _qkv(n: int, m: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -84,7 +84,7 @@ def test_every_encoding_by_offset(text: str, name: str, causal: bool) -> None:
     v = torch.randn(2, 2, 40, 8, dtype=torch.float64, requires_grad=True)
     position = _encoding(name, causal)
     facts = {"pattern": pattern_of(parse(text)), "causal": causal, "position": position}
-    by_vectors = name in ("shaw", "transformer_xl")
+    by_vectors = name in ("shaw", "transformer_xl", "deberta")
     if by_vectors and text not in ("Local(5)", "Local(3, 1)"):
         with pytest.raises(SpecError, match='impl="tiles" needs'):
             af.attend(q, k, v, impl="tiles", **facts)

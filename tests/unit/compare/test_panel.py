@@ -40,7 +40,7 @@ def test_another_budget_model_data_or_device_is_another_panel(change: dict) -> N
 
 
 def test_a_refused_trial_joins_the_panel_of_its_task() -> None:
-    refused = synthetic.failed("linear", "t5", "refused", "not yet", index=0)
+    refused = synthetic.failed("linear", "t5", "refused", "no form", index=0)
     found = panels([synthetic.trial("softmax", "none", index=1), refused])
     assert [names(panel) for panel in found] == [["linear + t5", "softmax + none"]]
     assert [method.name for method in found[0].ranked()] == ["softmax + none", "linear + t5"]

@@ -113,6 +113,13 @@ def test_encodings_of_rows_and_columns_are_refused_on_a_row_of_tokens(scene: Sce
     assert scene.asked() == []
 
 
+def test_encodings_of_rows_and_columns_run_where_a_row_of_tokens_is_an_image(scene: Scene) -> None:
+    pairs = (("softmax", "rope_2d"), ("linformer", "swin_bias"))
+    trials = scene.compare(pairs=pairs, tasks=("digits",), steps=5)
+    assert [(trial.position, trial.status) for trial in trials] == [("swin_bias", "refused"), ("rope_2d", "ok")]
+    assert trials[0].reason.startswith("linformer cannot use swin_bias")
+
+
 def test_a_baseline_is_looked_up_before_the_folder_is_made(scene: Scene) -> None:
     with pytest.raises(SpecError, match="no method is named 'foo'; there are: linformer"):
         scene.compare(baseline="foo")

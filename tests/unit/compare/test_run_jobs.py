@@ -75,6 +75,14 @@ def test_times_are_taken_of_all_that_run_and_the_others_say_why_not(task: str) -
     assert len(measured.calibration) == 4
 
 
+def test_an_encoding_on_a_grid_gets_the_rows_and_columns_of_an_image() -> None:
+    plans = [plan_on("digits", position=each, lengths=(64,)) for each in ("sinusoidal_2d", "sinusoidal", "vit_learned")]
+    for plan in plans:
+        outcome = ask("trial", plan)
+        assert (outcome.status, outcome.reason) == ("ok", "")
+        assert [score.status for score in outcome.values["quality"].scores] == ["ok"]
+
+
 def test_a_time_limit(task: str) -> None:
     outcome = ask("trial", plan_on(task, steps=3000), limits=Limits(seconds=0.25))
     assert (outcome.status, outcome.reason) == ("timeout", "took longer than the 0.25 s it may take")

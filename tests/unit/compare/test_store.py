@@ -17,7 +17,7 @@ from anyformer.compare.store import Store, StoreError, read
 A = synthetic.trial("softmax", "none")
 B = synthetic.trial("softmax", "rope", index=1)
 OOM = synthetic.failed("linear", "rope", "oom", "asked for 9 GiB", index=2)
-REFUSED = synthetic.failed("linear", "t5", "refused", "not yet", index=3)
+REFUSED = synthetic.failed("linear", "t5", "refused", "no form", index=3)
 
 
 def lines(folder: Path) -> list[str]:

@@ -196,13 +196,13 @@ def test_offered_forms() -> None:
     }
     assert built("alibi").forms == ((Form.TOEPLITZ, Form.BIAS, Form.DECAY),)
     assert built("t5").forms == ((Form.TOEPLITZ, Form.BIAS),)
-    assert built("shaw").forms == ((Form.TABLE, Form.SCORE), (Form.VALUE,))
-    assert built("shaw(keys=False)").forms == ((Form.VALUE,),)
-    assert built("shaw(values=False)").forms == ((Form.TABLE, Form.SCORE),)
+    assert built("shaw").forms == ((Form.TABLE, Form.SCORE, Form.CLIPPED), (Form.VALUE, Form.CLIPPED))
+    assert built("shaw(keys=False)").forms == ((Form.VALUE, Form.CLIPPED),)
+    assert built("shaw(values=False)").forms == ((Form.TABLE, Form.SCORE, Form.CLIPPED),)
     for name in ("transformer_xl", "xlnet"):
         assert built(name).forms == ((Form.AUGMENT, Form.TABLE, Form.SCORE),)
-    assert built("xlnet(clamp=2)").forms == built("deberta").forms == ((Form.TABLE, Form.SCORE),)
-    assert built("nezha").forms == ((Form.TABLE, Form.SCORE), (Form.VALUE,))
+    assert built("xlnet(clamp=2)").forms == built("deberta").forms == ((Form.TABLE, Form.SCORE, Form.CLIPPED),)
+    assert built("nezha").forms == ((Form.TABLE, Form.SCORE, Form.CLIPPED), (Form.VALUE, Form.CLIPPED))
     assert built("kerple").forms == ((Form.TOEPLITZ, Form.BIAS),)
     assert built("sandwich").forms == ((Form.TOEPLITZ, Form.BIAS, Form.AUGMENT),)
     assert built("tupe").forms == ((Form.AUGMENT, Form.SCORE),)

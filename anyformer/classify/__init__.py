@@ -1,0 +1,1 @@
+"""Small text classifiers in two kinds of numbers, to see what complex ones change."""
