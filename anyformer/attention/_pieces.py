@@ -136,13 +136,12 @@ def _part(
 
 
 def _allowed(context: Context, queries: Side, keys: Side, heads: int) -> Bool[Tensor, "#b #h n m"]:
-    """The pairs that pattern and causality leave; what the pattern knows is of all tokens."""
+    """The pairs that the pattern leaves, causality included; what it knows is of all tokens."""
     assert isinstance(context.pattern, Pattern)
     q, k = queries.places[:, None, :, None], keys.places[:, None, None, :]
     batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
     head = torch.arange(heads, device=q.device)[:, None, None]
-    allowed = context.pattern.allows(batch, head, q, k, facts(context))
-    return allowed & (k <= q) if context.causal else allowed
+    return context.pattern.allows(batch, head, q, k, facts(context))
 
 
 def _taken(tokens: Side, slots: Int[Tensor, "s"]) -> Side:
