@@ -151,7 +151,7 @@ def restart(tokens: Side, new: int) -> Side:
     real = (
         places
         if tokens.keep is None
-        else torch.where(tokens.keep, places, tokens.length + int(places.max()) if tokens.length else 0)
+        else torch.where(tokens.keep, places, tokens.length + int(places.max()) if places.numel() else 0)
     )
     first = places.new_full((places.shape[0], len(documents)), torch.iinfo(places.dtype).max)
     first = first.scatter_reduce(1, index, real, "amin").gather(1, index[:, tokens.length - new :])

@@ -74,6 +74,8 @@ def by_distance(context: Context, new: int) -> Float[Tensor, " h"] | Float[Tenso
 
 def _before(positions: Int[Tensor, "#b m"], keep: Bool[Tensor, "b m"] | None, at: Tensor | None) -> Int[Tensor, "#b m"]:
     """The position of the last real token before each; its own where there is none."""
+    if not positions.shape[1]:
+        return positions
     if keep is None:
         first = positions[:, :1] if at is None else at.to(positions.dtype).expand(len(positions), -1)
         return torch.cat([first, positions[:, :-1]], dim=1)

@@ -88,7 +88,8 @@ def running_average(
     floor = torch.finfo(k.dtype).min / 4  # not -inf, whose differences are no numbers
     if keep is not None:
         k = k.masked_fill(~keep[:, None, :, None], floor)
-    before = cache.state["log_sum"] if cache is not None and cache.state else torch.full_like(k[:, :, :1], floor)
+    fresh = k.new_full((*k.shape[:2], 1, k.shape[3]), floor)
+    before = cache.state["log_sum"] if cache is not None and cache.state else fresh
     sums = torch.logcumsumexp(torch.cat([before, k], dim=2), dim=2)
     out, averages = gated_linear_attention_with_state(
         q,

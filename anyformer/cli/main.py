@@ -56,7 +56,7 @@ def _verb(name: str, *arguments: object) -> None:
 def compare(
     attention: Annotated[list[str] | None, typer.Option(help="specs of attentions, several after one option")] = None,
     position: Annotated[list[str] | None, typer.Option(help="specs of position encodings")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="specs of tasks: text, mqar, listops")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="specs of tasks: text, mqar, listops, digits")] = None,
     data: Annotated[list[str] | None, typer.Option(help="files and folders of your own text")] = None,
     model: Annotated[str, typer.Option(help="sizes shared by all, for example 'model(dim=128, depth=4)'")] = "model()",
     seeds: Annotated[int, typer.Option(min=1, help="repetitions with other weights and another order of the data")] = 1,

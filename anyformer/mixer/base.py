@@ -120,6 +120,8 @@ class Mixer(nn.Module):
         self._refuse_content(x, content, source, cache)
         self._refuse(x, source, attention_mask, source_mask, document_ids, global_mask, cache)
         b, n = x.shape[:2]
+        if not b:
+            return x.clone()  # no rows: nothing to mix, and no largest or smallest number among them
         keep = truths("attention_mask", newest("attention_mask", attention_mask, b, n, cache))
         if keep is not None:
             x = blank(x, keep)

@@ -104,8 +104,8 @@ class MultiHead(Mixer):
             q, k = newest.rotate(q, k)
         slots = context.cache is not None and self.decodes == "cache"
         facts = prepared(self.position, x if context.x is None else context.x, new_keys, context.cache, slots=slots)
-        encoding = newest if facts is None else self._encoding(context.queries, new_keys, facts)
-        if context.cache is not None and slots:
+        encoding = newest if facts is None or slots else self._encoding(context.queries, new_keys, facts)
+        if context.cache is not None and slots:  # facts are of all keys so far
             k = context.cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = context.cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
             encoding = self._encoding(context.queries, context.keys, facts)

@@ -10,7 +10,7 @@ from torch import Tensor
 from anyformer.side import Side, left_order, take
 
 
-def leftmost(keys: Side, *parts: Shaped[Tensor, "b m *rest"]) -> tuple[Side, list[Tensor]]:
+def leftmost(keys: Side, *parts: Shaped[Tensor, "b m ..."]) -> tuple[Side, list[Tensor]]:
     """The keys and what belongs to them with the real tokens of each row first, so that the slot of each is its place."""
     if keys.keep is None:
         return keys, list(parts)

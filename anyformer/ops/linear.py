@@ -216,6 +216,8 @@ def _per_token(log_decay: Tensor, hidden: Tensor | None, batch: int, heads: int,
 
 def starts(documents: Tensor, keep: Tensor | None) -> Tensor:
     """Bool[b t]: which tokens belong to another document than the last readable token before them."""
+    if not documents.shape[1]:
+        return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     if keep is not None:
         index = torch.where(F.pad(keep, (documents.shape[1] - keep.shape[1], 0), value=True), index, -1).cummax(1)[0]
