@@ -186,8 +186,7 @@ def _describe(kind: Kind, name: str, target: Callable, about: Any) -> Method:
 def _checked(name: str, value: object, knob: inspect.Parameter, faults: list[str]) -> object:
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError  # not needed to print help
 
-    if isinstance(value, Spec):
-        value = _resolved(value, knob.annotation)
+    value = _resolved(value, knob.annotation)
     try:
         try:
             adapter = TypeAdapter(knob.annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
@@ -199,13 +198,20 @@ def _checked(name: str, value: object, knob: inspect.Parameter, faults: list[str
         if fault["type"] == "value_error":  # a nested spec says itself what is wrong
             faults.append(fault["msg"].removeprefix("Value error, "))
         else:
-            why = fault["msg"].removeprefix("Input should be ")
+            why = fault["msg"].removeprefix("Input should be ").replace("a valid tuple", "a list, in square brackets")
+            why += " or None" if type(None) in _members(knob.annotation) and "None" not in why else ""
             faults.append(f"{name}={_shown(value)}: expected {why[:1].lower()}{why[1:]}")
         return value
 
 
-def _resolved(value: Spec, annotation: object) -> object:
-    """A bare name given to a knob that takes text is that text; every other spec is for the knob's own type to read."""
+def _resolved(value: object, annotation: object) -> object:
+    """A bare name given to a knob that takes text, or a list of texts, is that text; every other spec is for the knob's own type
+    to read."""
+    if isinstance(value, Items):
+        kinds = [typing.get_args(each)[0] for each in _members(annotation) if typing.get_origin(each) in (tuple, list)]
+        return Items(_resolved(each, kinds[0]) for each in value) if len(kinds) == 1 else value
+    if not isinstance(value, Spec):
+        return value
     takes_text = any(each is str or typing.get_origin(each) is Literal for each in _members(annotation))
     bare = not value.args and not value.knobs
     return value.name if takes_text and bare and Spec not in _members(annotation) else value
@@ -231,4 +237,6 @@ def _as_spec_value(value: object) -> object:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
     return str(value) if isinstance(value, Spec) else repr(value)
