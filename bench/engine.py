@@ -27,16 +27,15 @@ class Row:
     unit: str = "x"
 
     def __str__(self) -> str:
-        return f"| {self.what} | {self.goal} | {self.measured:.2f}{self.unit} | {'yes' if self.holds else '**no**'} |"
+        measured = "not measured" if math.isnan(self.measured) else f"{self.measured:.2f}{self.unit}"
+        return f"| {self.what} | {self.goal} | {measured} | {'yes' if self.holds else '**no**'} |"
 
 
 def seconds(bench: Bench, name: str, length: int, measure: Measure) -> float:
-    """Median seconds of a contender at a length."""
+    """Median seconds of a contender at a length; NaN where its benchmark gave none, so that no goal is reached by it."""
     (cell,) = [each for each in bench.cells if name in _names(each) and each.length == length]
     cost = cell.cost(measure)
-    if cost is None:
-        raise ValueError(f"{name} at {length}: {cell.status}: {cell.reason}")
-    return cost.time.median
+    return math.nan if cost is None else cost.time.median
 
 
 def _names(cell: Cell) -> tuple[str, str]:
