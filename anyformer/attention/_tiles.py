@@ -21,7 +21,7 @@ from anyformer.pattern.pairs import facts
 
 _BLOCK = 64
 _SPARSE = 0.5  # share of dense attention up to which one list of blocks for all parts is good enough
-_SHORT = 512  # tokens below which lists of blocks are not worth a node of their own in a graph
+_SHORT = 512  # tokens below which lists and unions cost more than they save
 _GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pair whose key is looked up
 
 
@@ -71,12 +71,14 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         return Path((window,), parts) if always or not _known(dense_is_cheaper) else None
     if context.queries.flags is not None or not _bias_only(encoding.offsets):
         return None
+    if not always and _known(n * m < _SHORT**2):
+        return None
     if traced:
-        ordinary = torch.compiler.is_exporting() or (not always and _known(n * m < _SHORT**2))
-        return None if ordinary else Path((Listed(pattern, _BLOCK),))
+        return None if torch.compiler.is_exporting() else Path((Listed(pattern, _BLOCK),))
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
     cost, path = layout.density * costs().tile, Path((Lists(pattern, layout, context.causal),))
-    if cost > _SPARSE and parts is not None and (union := _union(parts, window, q, k, context, min(cost, 1.0))):
+    worth = cost > _SPARSE and (always or n * m > _SHORT**2)
+    if worth and parts is not None and (union := _union(parts, window, q, k, context, min(cost, 1.0))):
         return union
     return path if always or cost < 1 else None
 

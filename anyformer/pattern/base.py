@@ -319,4 +319,5 @@ def _cached_layout(
     seed: int,
     stride: int,
 ) -> BlockLayout:
-    return _layout(pattern, n, m, block, heads, Facts(length=length, layer=layer, causal=causal, seed=seed), stride)
+    with torch.inference_mode(False):  # what is kept must serve training too
+        return _layout(pattern, n, m, block, heads, Facts(length=length, layer=layer, causal=causal, seed=seed), stride)

@@ -1,5 +1,7 @@
 """Which pairs may meet in one forward, as a dense boolean tensor, and how many there are."""
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -9,6 +11,9 @@ from anyformer.pattern.base import Facts, Pattern
 
 _BLOCK = 64  # side of the tiles that pairs are counted in
 _MOST = 2**15  # tiles that are looked into pair by pair
+_SHORT = (
+    512  # tokens up to which the pairs of a pattern are remembered: a layer over so few takes no longer than they do
+)
 
 
 def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
@@ -22,11 +27,13 @@ def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
     queries, keys = context.queries, context.keys
     q, k = queries.places[:, None, :, None], keys.places[:, None, None, :]
     allowed = torch.ones(1, 1, queries.length, keys.length, dtype=torch.bool, device=q.device)
-    if context.pattern is not None:
+    if context.pattern is not None and _plain(context):
+        allowed = _remembered(context.pattern, keys.length, heads, context.layer, context.causal)
+    elif context.pattern is not None:
         batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
         head = torch.arange(heads, device=q.device)[:, None, None]
         allowed = allowed & context.pattern.allows(batch, head, q, k, facts(context))
-    if context.causal:
+    elif context.causal:
         allowed = allowed & (k <= q)
     if keys.keep is not None:
         allowed = allowed & keys.keep[:, None, None, :]
@@ -50,6 +57,27 @@ def facts(context: Context) -> Facts:
         flags = by_place.scatter_add(1, places.expand_as(flags).clamp(max=max(m - 1, 0)), flags.to(torch.int32)) > 0
     length = m if context.cache is None else context.cache.seen
     return Facts(lengths=lengths, length=length, flags=flags, layer=context.layer, causal=context.causal)
+
+
+def _plain(context: Context) -> bool:
+    """Whether the pattern knows no more than the number of tokens, of which there are few, and the answer may be kept."""
+    keys, m = context.keys, context.keys.length
+    if torch.compiler.is_compiling() or type(keys.places) is not Tensor:
+        return False  # what is traced is of no use later
+    if context.queries is not keys or context.cache is not None or not 0 < m <= _SHORT:
+        return False
+    if keys.keep is not None or keys.flags is not None or keys.places.device.type != "cpu":
+        return False
+    return torch.equal(keys.places, torch.arange(m, device="cpu")[None])
+
+
+@lru_cache(maxsize=16)
+def _remembered(pattern: Pattern, m: int, heads: int, layer: int, causal: bool) -> Bool[Tensor, "1 #h m m"]:
+    with torch.inference_mode(False), torch.device("cpu"):  # what is kept must serve training too
+        places, known = torch.arange(m), Facts(length=m, layer=layer, causal=causal)
+        head = torch.arange(heads)[:, None, None]
+        allowed = pattern.allows(torch.zeros((), dtype=torch.int64), head, places[:, None], places, known)
+        return torch.ones(1, 1, m, m, dtype=torch.bool) & allowed
 
 
 def count(pattern: Pattern, n: int, m: int, heads: int, *, causal: bool, layer: int = 0) -> int:

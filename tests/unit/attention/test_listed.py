@@ -67,3 +67,21 @@ def test_a_padded_call_compiles_whole_and_at_most_twice() -> None:
         grads = [torch.autograd.grad(out.sin().sum(), q)[0] for out in (found, expected)]
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        ("Strided(4)", 30),
+        ("Strided(4)", 700),
+        ("bigbird(block=8)", 600),
+        ("Local(3) | Strided(9) | Random(2, seed=0)", 900),
+    ],
+)
+def test_what_inference_leaves_behind_serves_training(text: str, n: int) -> None:
+    layer, x = af.MultiHead(16, 2, attention=text), torch.randn(1, n, 16)
+    with torch.inference_mode():
+        told = layer(x)
+    out = layer(x)
+    out.sum().backward()
+    torch.testing.assert_close(out, told.clone(), rtol=0, atol=0)
