@@ -15,7 +15,7 @@ from anyformer.attention._band import as_wide
 from anyformer.attention._lists import Given, Lists, back, multiples, tables
 from anyformer.context import Context
 from anyformer.ops import blocks
-from anyformer.ops.node import node, refuse_second_derivative
+from anyformer.ops.node import constant, node, refuse_second_derivative
 from anyformer.pattern import Facts
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.pairs import facts
@@ -41,12 +41,9 @@ def listed(path: Listed, q: Tensor, k: Tensor, v: Tensor, context: Context, scal
     return listed_forward(*tensors, *plain, scale, context.softcap or 0.0, context.dropout)
 
 
+@constant
 def _text(pattern: Pattern) -> str:
     return repr(pattern)
-
-
-# what `torch.compiler.assume_constant_result` sets: calling that would load the compiler on import
-_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

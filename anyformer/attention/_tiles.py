@@ -14,6 +14,7 @@ from anyformer.attention._lists import Gathered, Lists, gathered, lists
 from anyformer.attention._ways import Way
 from anyformer.context import Context, Offsets
 from anyformer.forms import Form
+from anyformer.ops.node import constant
 from anyformer.pattern import Parts, Piece, decompose
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import Full
@@ -158,15 +159,12 @@ def _readable(context: Context) -> bool:
     return encoding.offsets is not None and encoding.arithmetic and context.softcap is None
 
 
+@constant
 def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
     """The parts of the pattern of all heads; None where heads differ."""
     if len(pattern.groups_of(heads, layer)) > 1:
         return None
     return decompose(pattern.at(0, layer), causal=causal)
-
-
-# what `torch.compiler.assume_constant_result` sets: calling that would load the compiler on import
-_common_parts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _known(condition: bool) -> bool:

@@ -172,10 +172,12 @@ def probe(
     ],
     out: Annotated[str, typer.Option(help="folder of the results")] = "runs/probe",
     seeds: Annotated[int, typer.Option(min=1, help="repetitions with other images and weights")] = 1,
-    depths: Annotated[list[int], typer.Option(min=1, help="numbers of convolutions to compare")] = [2, 4, 6],  # noqa: B006
-    size: Annotated[int, typer.Option(min=4, help="width and height of an image in pixels")] = 20,
-    steps: Annotated[int, typer.Option(min=1, help="steps of training a network")] = 150,
-    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes, to see that it runs")] = False,
+    depths: Annotated[list[int] | None, typer.Option(min=1, help="numbers of convolutions to compare (2 4 6)")] = None,
+    size: Annotated[int | None, typer.Option(min=4, help="width and height of an image in pixels (20)")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="steps of training a network (150)")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="tiny sizes where none are given, to see that it runs")
+    ] = False,
 ) -> None:
     """Where a network knows positions from: an experiment with a table and pictures."""
     _verb("probe", experiment, out, seeds, depths, size, steps, quick)

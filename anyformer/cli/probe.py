@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 EXPERIMENTS = ("cnn-padding",)
 
 
-def run(experiment: str, out: str, seeds: int, depths: list[int], size: int, steps: int, quick: bool) -> int | None:
+def run(
+    experiment: str, out: str, seeds: int, depths: list[int] | None, size: int | None, steps: int | None, quick: bool
+) -> int | None:
     """Run an experiment, show what comes of it, and write lines, table and picture."""
     if experiment not in EXPERIMENTS:
         raise SpecError(f"there is no experiment {experiment!r}; type one of {', '.join(EXPERIMENTS)}")
     from anyformer.probe import padding, results
 
-    chosen = {"size": size, "depths": tuple(sorted(set(depths))), "steps": steps, "seeds": seeds}
-    if quick:
-        chosen |= {"size": 12, "depths": (1, 2), "steps": 10, "channels": 4, "fitted": 16, "held": 8}
-    setting, folder, console = padding.Setting(**chosen), Path(out), Console()
+    given = {"size": size, "depths": tuple(sorted(set(depths))) if depths else None, "steps": steps, "seeds": seeds}
+    sizes = {"size": 12, "depths": (1, 2), "steps": 10, "channels": 4, "fitted": 16, "held": 8} if quick else {}
+    sizes |= {name: value for name, value in given.items() if value is not None}
+    setting, folder, console = padding.Setting(**sizes), Path(out), Console()
     results.admit(folder)
     torch.set_num_threads(1)  # the networks are too small to gain from more
     found: list[padding.Reading] = []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.ops import bucket_pass
-from anyformer.ops.node import node
+from anyformer.ops.node import expressed, node
 from anyformer.ops.softmax import dense
 from anyformer.ops.tile import working_dtype
 
@@ -67,12 +67,7 @@ def _differentiate(ctx, d_out, d_lse):
     if not torch.is_grad_enabled():
         return (*bucket_backward(d_out, q, k, v, order, chunk, out, lse, *ctx.rule), *nothing)
     causal, scale, _ = ctx.rule
-    wanted = [x for x in (q, k, v) if x.requires_grad]
-    grads = torch.autograd.grad(
-        pass_composite(q, k, v, chunk, causal, scale), wanted, d_out, create_graph=True, allow_unused=True
-    )
-    found = iter(grads)
-    return (*(next(found) if x.requires_grad else None for x in (q, k, v)), *nothing)
+    return (*expressed([pass_composite(q, k, v, chunk, causal, scale)], [d_out], (q, k, v)), *nothing)
 
 
 bucket_forward = node("bucket_forward", run_forward, fake_forward)

@@ -26,38 +26,4 @@ def run_pass(
     return out, states[:, :, -1].clone()  # a view would keep the states of all segments alive
 
 
-def run_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    read: Tensor,
-    cuts: Tensor | None,
-    state: Tensor,
-    reverse: bool,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """`delta_pass.forward`."""
-    return delta_pass.forward(q, k, v, beta, read, cuts, state, reverse, chunk)
-
-
-def run_backward(
-    d_out: Tensor,
-    d_states: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    read: Tensor,
-    cuts: Tensor | None,
-    state: Tensor,
-    states: Tensor,
-    reverse: bool,
-    chunk: int,
-) -> list[Tensor]:
-    """`delta_pass.backward`, with an empty tensor for cuts."""
-    made = delta_pass.backward(d_out, d_states, q, k, v, beta, read, cuts, states, reverse, chunk)
-    return [*made[:5], q.new_empty(0), made[5]]
-
-
-delta_forward = scan_node("delta", run_forward, run_backward, pass_composite, without_gradient=(5,))
+delta_forward = scan_node("delta", delta_pass.forward, delta_pass.backward, pass_composite, without_gradient=(5,))

@@ -191,8 +191,8 @@ def backward(
     states: Tensor,
     reverse: bool,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, beta, read and the first state."""
+) -> list[Tensor]:
+    """The gradients of q, k, v, beta, read, an empty tensor for cuts, and that of the first state."""
     layout, work = Layout(k, chunk, reverse), Scratch(q.dtype, q.device)
     states = states.flatten(0, 1)
     gradients = torch.zeros_like(states) if d_states is None else d_states.flatten(0, 1).clone()
@@ -208,4 +208,5 @@ def backward(
     d_q, d_k, d_v, d_beta, d_read = (
         layout.heads(x, ratio) for x, ratio in zip(made, (rows.ratio, 1, 1, 1, 1), strict=True)
     )
-    return d_q, d_k, d_v, d_beta, d_read, gradients[:, 0].unflatten(0, (layout.batch, layout.groups))
+    d_state = gradients[:, 0].unflatten(0, (layout.batch, layout.groups))
+    return [d_q, d_k, d_v, d_beta, d_read, q.new_empty(0), d_state]

@@ -18,27 +18,4 @@ def run_pass(
     return out, states[:, :, -1].clone()  # a view would keep the states of all segments alive
 
 
-def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, fade: Tensor, state: Tensor, reverse: bool, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """`gated_pass.forward`."""
-    return gated_pass.forward(q, k, v, fade, state, reverse, chunk)
-
-
-def run_backward(
-    d_out: Tensor,
-    d_states: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    fade: Tensor,
-    state: Tensor,
-    states: Tensor,
-    reverse: bool,
-    chunk: int,
-) -> list[Tensor]:
-    """`gated_pass.backward`."""
-    return list(gated_pass.backward(d_out, d_states, q, k, v, fade, states, reverse, chunk))
-
-
-gated_forward = scan_node("gated", run_forward, run_backward, pass_composite)
+gated_forward = scan_node("gated", gated_pass.forward, gated_pass.backward, pass_composite)

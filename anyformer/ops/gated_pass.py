@@ -182,7 +182,7 @@ def backward(
     states: Tensor,
     reverse: bool,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """The gradients of q, k, v, fade and the first state."""
     layout, work = Layout(k, chunk, reverse), Scratch(q.dtype, q.device)
     ratio = q.shape[1] // k.shape[1]
@@ -213,7 +213,7 @@ def backward(
             store(tile_q, d_q, s)
             store(tile_k, d_k, s)
     d_q, d_k, d_v, d_fade = layout.heads(d_q, ratio), layout.heads(d_k), layout.heads(d_v), layout.heads(d_fade)
-    return d_q, d_k, d_v, d_fade, u[:, 0].unflatten(0, (layout.batch, layout.groups))
+    return [d_q, d_k, d_v, d_fade, u[:, 0].unflatten(0, (layout.batch, layout.groups))]
 
 
 def _weights(part: Part, room: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from anyformer.ops import linear_pass
 from anyformer.ops.linear_composite import pass_composite
 from anyformer.ops.linear_tiles import Operands, Rule, results
-from anyformer.ops.node import node
+from anyformer.ops.node import expressed, node
 
 
 def run_pass(x: Operands, s: Tensor, z: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -95,25 +95,15 @@ def _differentiate(ctx, d_out, d_den, d_s, d_z):
     *inputs, out, den, s_all, z_all = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     if torch.is_grad_enabled():
-        return (*_differentiate_twice(inputs, ctx.rule, (d_out, d_den, d_s, d_z)), *[None] * 6)
+        made = pass_composite(Operands(*inputs[:7]), inputs[7], inputs[8], Rule(*ctx.rule))
+        d_last = (None if d is None else d[:, :, -1] for d in (d_s, d_z))
+        return (*expressed(made, (d_out, d_den, *d_last), inputs), *[None] * 6)
     fade, made = inputs[5], (out, den, s_all, z_all)
     fading = fade is not None and ctx.needs_input_grad[5]
     grads = linear_backward(d_out, d_den, d_s, d_z, *inputs[:7], *made, *ctx.rule, fading)
     d_q, d_k, d_v, d_q_den, d_k_den, d_fade, d_first_s, d_first_z = grads
     d_den_features = (None, None) if inputs[3] is None else (d_q_den, d_k_den)
     return d_q, d_k, d_v, *d_den_features, d_fade if fading else None, None, d_first_s, d_first_z, *[None] * 6
-
-
-def _differentiate_twice(inputs, rule, d_results):
-    """The same gradients as a differentiable expression."""
-    d_out, d_den, d_s, d_z = d_results
-    results = pass_composite(Operands(*inputs[:7]), inputs[7], inputs[8], Rule(*rule))
-    d_last = (None if d is None else d[:, :, -1] for d in (d_s, d_z))
-    given = [(y, d) for y, d in zip(results, (d_out, d_den, *d_last), strict=True) if d is not None and y.requires_grad]
-    wanted = [y for y in inputs if y is not None and y.requires_grad]
-    ys, ds = zip(*given, strict=True)
-    grads = iter(torch.autograd.grad(ys, wanted, ds, create_graph=True, allow_unused=True))
-    return [next(grads) if y is not None and y.requires_grad else None for y in inputs]
 
 
 linear_forward = node("linear_forward", run_forward, fake_forward)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.ops.node import node
+from anyformer.ops.node import expressed, node
 from anyformer.ops.scan_tiles import states_of
 
 Composite = Callable[..., tuple[Tensor, Tensor]]
@@ -27,15 +27,16 @@ def scan_node(
     """Register a pass under `anyformer::{name}_forward`, and its gradient under `anyformer::{name}_backward`.
 
     Args:
-        backward: from the gradients of outputs and states (or None), the tensors given, the states, `reverse` and `chunk`, those
-            of the tensors given.
+        backward: from the gradients of outputs and states (or None), the tensors given with all states in place of the first,
+            `reverse` and `chunk`, those of the tensors given.
         composite: the outputs and the last state from the same arguments, out of ordinary operators.
         without_gradient: which of the tensors have none, or may be None; `backward` gives an empty one for each.
     """
 
     def fake_backward(d_out, d_states, *others):
-        *inputs, _, _, _ = others
-        return [d_out.new_empty(0 if i in without_gradient else x.shape) for i, x in enumerate(inputs)]
+        *inputs, states, _, _ = others
+        first = states[:, :, 0]
+        return [d_out.new_empty(0 if i in without_gradient else x.shape) for i, x in enumerate((*inputs, first))]
 
     run_forward = node(f"{name}_forward", _in_full_precision(forward), _fake_forward)
     run_backward = node(f"{name}_backward", _in_full_precision(backward), fake_backward)
@@ -48,9 +49,11 @@ def scan_node(
     def differentiate(ctx, d_out, d_states):
         *inputs, out, states = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*_differentiate_twice(composite, inputs, ctx.reverse, ctx.chunk, d_out, d_states), None, None)
+            d_last = None if d_states is None else d_states[:, :, -1]
+            again = expressed(composite(*inputs, ctx.reverse, ctx.chunk), (d_out, d_last), inputs)
+            return (*again, None, None)
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        grads = run_backward(d_out, d_states, *inputs, states, ctx.reverse, ctx.chunk)
+        grads = run_backward(d_out, d_states, *inputs[:-1], states, ctx.reverse, ctx.chunk)
         return (*[None if i in without_gradient else grad for i, grad in enumerate(grads)], None, None)
 
     torch.library.register_autograd(f"anyformer::{name}_forward", differentiate, setup_context=save)
@@ -72,14 +75,3 @@ def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 def _fake_forward(q, k, v, *others):
     *_, state, _, chunk = others
     return v.new_empty(*q.shape[:3], v.shape[3]), states_of(k, state, chunk)
-
-
-def _differentiate_twice(composite, inputs, reverse, chunk, d_out, d_states):
-    """The same gradients as a differentiable expression."""
-    out, last = composite(*inputs, reverse, chunk)
-    d_last = None if d_states is None else d_states[:, :, -1]
-    given = [(y, d) for y, d in ((out, d_out), (last, d_last)) if d is not None and y.requires_grad]
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    ys, ds = zip(*given, strict=True)
-    grads = iter(torch.autograd.grad(ys, wanted, ds, create_graph=True, allow_unused=True))
-    return [next(grads) if x is not None and x.requires_grad else None for x in inputs]

@@ -136,12 +136,19 @@ def test_a_class_token_without_a_position(position: str) -> None:
     torch.testing.assert_close(out, right, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("attention", ["linear", "retention", "gated_linear"])
+@pytest.mark.parametrize(
+    ("attention", "position"),
+    [
+        *(
+            (attention, position)
+            for attention in ("linear", "retention")
+            for position in ("t5", "shaw(left=2, right=1)")
+        ),
+        *((attention, "alibi") for attention in ("linear", "retention", "gated_linear")),
+    ],
+)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("position", ["alibi", "t5", "shaw(left=2, right=1)"])
 def test_documents_of_one_row_stay_apart(position: str, causal: bool, attention: str) -> None:
-    if attention == "gated_linear" and position != "alibi":
-        return
     layer, x = built(attention, position, causal=causal), tokens(11)
     documents = torch.tensor([[3] * 4 + [1] * 7, [0] * 9 + [5] * 2])
     out = layer(x, document_ids=documents)

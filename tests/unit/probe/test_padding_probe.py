@@ -204,6 +204,7 @@ MISTAKES = {
     "probe cnn-pading": "there is no experiment 'cnn-pading'; type one of cnn-padding",
     "probe cnn-padding --out full": "'full/results.jsonl' exists and is left alone; give another folder, or remove it",
     "probe cnn-padding --depths 2 9": "expected an even image size of at least 22 for a depth of 9",
+    "probe cnn-padding --quick --size 7": "expected an even image size of at least 8 for a depth of 2",
     "probe cnn-padding --out file/x": "--out: cannot make the folder 'file/x'",
 }
 
