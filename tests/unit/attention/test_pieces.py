@@ -11,8 +11,12 @@ from anyformer.attention import _pieces
 from anyformer.attention._ways import ways
 from anyformer.attention.softmax import attend_with_lse
 from anyformer.context import Context
+from anyformer.forms import Form
+from anyformer.model.build import added_at_embedding, build_position, verdict
 from anyformer.pattern.read import pattern_of
+from anyformer.registry import names
 from anyformer.side import side
+from anyformer.site import Site
 
 PATTERNS = (
     "Local(70)",
@@ -105,12 +109,22 @@ class _Largest(TorchDispatchMode):
         return results
 
 
+def _in_windows() -> list[tuple[str, str, bool]]:
+    """Every encoding that has a term of two tokens, in the direction that it has; `path` needs every key between."""
+    found = []
+    for name in sorted({*names("position")} - {"path"}):
+        both = verdict("Local(64)", name, Site(8, 1, causal=False)).runs
+        encoding = build_position(name, Site(8, 1, causal=not both))
+        if encoding.forms and not added_at_embedding(encoding) and Form.SHIFT not in encoding.forms[0]:
+            found.append(("Local(64)", name, not both))
+    return found
+
+
 @pytest.mark.parametrize(
     ("pattern", "position", "causal"),
     [
-        ("Local(64)", "fire", False),
-        ("Local(64)", "deberta", False),
-        ("Local(64)", "cope", True),
+        *_in_windows(),
+        ("Local(64)", "rope(scaling=dynamic_ntk(factor=2))", False),
         ("Local(32) | Global([0])", "shaw", False),
         ("Local(32) | Global([0])", "swin_bias", False),
         ("bigbird", "fox", True),
@@ -120,7 +134,8 @@ def test_no_tensor_of_all_pairs_is_made(pattern: str, position: str, causal: boo
     n = 3000
     places = torch.arange(n)
     layer = _layer(pattern, position, causal, n, heads=1)
-    positions = torch.stack([places // 60, places % 60], dim=-1)[None] if position == "swin_bias" else None
+    on_grid = layer.position.axes == 2
+    positions = torch.stack([places // 60, places % 60], dim=-1)[None] if on_grid else None
     with _Largest() as largest:
         layer(torch.randn(1, n, 8), positions=positions).sum().backward()
     assert largest.most < n * n
