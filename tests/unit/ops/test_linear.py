@@ -5,79 +5,10 @@ import math
 
 import pytest
 import torch
+from linear_truth import TIGHT, agree, decay_of, gap, made, quadratic
 
 from anyformer.ops.feature_maps import elu1
 from anyformer.ops.linear import LinearState, linear_attention, linear_attention_with_state
-from anyformer.ops.linear_node import linear_forward
-
-TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def quadratic(
-    q,
-    k,
-    v,
-    causal,
-    keep=None,
-    log_decay=None,
-    documents=None,
-    q_den=None,
-    k_den=None,
-    normalise=True,
-    eps=1e-6,
-    signed=False,
-):
-    """Every weight written out: [b h n m]."""
-    (b, h, n, _), m = q.shape, k.shape[2]
-    k, v = (x.repeat_interleave(h // x.shape[1], 1) for x in (k, v))
-    q_den, k_den = (q, k) if q_den is None else (q_den, k_den.repeat_interleave(h // k_den.shape[1], 1))
-    weights = torch.ones(b, h, n, m, dtype=q.dtype)
-    if log_decay is not None:
-        steps = log_decay[None, :, None].expand(b, h, m) if log_decay.dim() == 1 else log_decay.expand(b, h, m)
-        steps = steps if keep is None else torch.where(keep[:, None], steps, 0.0)
-        place = steps.cumsum(-1)
-        weights = torch.exp(-(place[..., :, None] - place[..., None, :]).abs())[:, :, m - n :]
-    seen = torch.ones(b, 1, n, m, dtype=torch.bool)
-    if causal:
-        seen &= torch.arange(m) <= torch.arange(m - n, m)[:, None]
-    if keep is not None:
-        seen &= keep[:, None, None]
-    if documents is not None:
-        seen &= documents[:, None, m - n :, None] == documents[:, None, None]
-    weights = weights * seen
-    num, den = weights * (q @ k.mT) @ v, (weights * (q_den @ k_den.mT)).sum(-1, keepdim=True)
-    bounded = den.clamp_min(eps) if not signed else torch.where(den < 0, -1.0, 1.0) * den.abs().clamp_min(eps)
-    return num / bounded if normalise else num
-
-
-def made(n, m, *, heads=4, groups=4, width=5, values=3, dtype=torch.float64):
-    """Positive features and values that need gradients."""
-    q, k = torch.rand(2, heads, n, width, dtype=dtype), torch.rand(2, groups, m, width, dtype=dtype)
-    return q.requires_grad_(), k.requires_grad_(), torch.randn(2, groups, m, values, dtype=dtype, requires_grad=True)
-
-
-def decay_of(kind, m, heads=4, dtype=torch.float64):
-    if kind is None:
-        return None
-    shape = (heads,) if kind == "head" else (2, heads, m) if kind == "token" else (1, 1, m)
-    return (-0.3 * torch.rand(shape, dtype=dtype)).requires_grad_()
-
-
-def agree(out, truth, inputs, tolerance=TIGHT):
-    """Value and gradients of two expressions of the same inputs."""
-    torch.testing.assert_close(out, truth, **tolerance)
-    upstream = torch.randn_like(truth)
-    found, wanted = (
-        torch.autograd.grad(y, inputs, upstream, retain_graph=True, allow_unused=True) for y in (out, truth)
-    )
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **tolerance)
-
-
-def gap(one, other):
-    """Largest difference relative to the largest value."""
-    return float((one.double() - other).detach().abs().max() / other.detach().abs().max())
-
 
 CASES = [
     # n, m, groups, decay, hidden keys, documents, features of the denominator, normalise, chunk (32 chunks are a segment)
@@ -344,82 +275,6 @@ def test_inputs_are_left_alone():
     before = [x.detach().clone() for x in tensors]
     linear_attention(*tensors, causal=True, keep=torch.rand(2, 30) > 0.5, features="elu1").sum().backward()
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
-
-
-def kept_bytes(n, **facts):
-    q, k, v = (torch.rand(1, 2, n, 16, requires_grad=True) for _ in range(3))
-    kept = {}
-
-    def pack(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        linear_attention(q, k, v, causal=True, **facts)
-    return sum(kept.values()) / (q.nbytes + k.nbytes + v.nbytes)
-
-
-def test_training_keeps_inputs_output_and_little_else():
-    assert kept_bytes(2048, features="elu1") < 1.45
-    assert kept_bytes(8192, features="elu1") < 1.45
-    assert kept_bytes(8192, log_decay=-torch.rand(2)) < 1.45
-
-
-def test_gradients_twice():
-    q, k, v = made(7, 7, heads=2, groups=2, width=3, values=2)
-    q_den, k_den, _ = made(7, 7, heads=2, groups=2, width=2)
-    decay = decay_of("token", 7, heads=2)
-    state = LinearState(torch.rand(2, 2, 3, 2, dtype=torch.float64), torch.rand(2, 2, 2, dtype=torch.float64))
-    state = LinearState(*(x.requires_grad_() for x in state))
-
-    def ahead(q, k, v, decay, q_den, k_den, s, z):
-        facts = {"log_decay": decay, "q_den": q_den, "k_den": k_den, "state": LinearState(s, z)}
-        out, last = linear_attention_with_state(q, k, v, **facts, chunk=3)
-        return out, *last
-
-    def both(q, k, v, decay):
-        return linear_attention(q - 0.5, k - 0.5, v, causal=False, log_decay=decay, features="elu1", chunk=3)
-
-    for function, inputs in ((ahead, (q, k, v, decay, q_den, k_den, *state)), (both, (q, k, v, decay))):
-        assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
-        value = function(*inputs)
-        total = sum(y.square().sum() for y in (value if isinstance(value, tuple) else (value,)))
-        once = torch.autograd.grad(total, inputs, retain_graph=True)
-        for one, other in zip(once, torch.autograd.grad(total, inputs, create_graph=True), strict=True):
-            torch.testing.assert_close(one, other.detach(), **TIGHT)
-        assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("denominator, features, own", [("divide", "elu1", False), ("apart", "given", True)])
-def test_the_node_is_a_proper_operator(denominator, features, own):
-    q, k, v = made(9, 9, heads=2, groups=2, dtype=torch.float32)
-    q_den, k_den, _ = made(9, 9, heads=2, groups=2, width=2, dtype=torch.float32) if own else (None, None, None)
-    decay, keep = (
-        (None, torch.rand(2, 9) > 0.3) if not own else (decay_of("token", 9, heads=2, dtype=torch.float32), None)
-    )
-    s, z = torch.rand(2, 2, 5, 3, requires_grad=True), torch.rand(2, 2, 2 if own else 5, requires_grad=True)
-    torch.library.opcheck(
-        linear_forward, (q, k, v, q_den, k_den, decay, keep, s, z, features, False, denominator, 1e-6, False, 4)
-    )
-
-
-@pytest.mark.plain
-def test_exports_with_any_length_and_without_own_operators():
-    class Layer(torch.nn.Module):
-        def forward(self, q, k, v, keep):
-            return linear_attention(
-                q, k, v, causal=True, keep=keep, log_decay=torch.tensor([-0.1, -0.2]), features="elu1"
-            )
-
-    def inputs(n):
-        return *(torch.randn(2, 2, n, 4) for _ in range(3)), torch.rand(2, n) > 0.2
-
-    n = torch.export.Dim("n", min=2, max=100_000)
-    exported = torch.export.export(Layer(), inputs(130), dynamic_shapes=({2: n}, {2: n}, {2: n}, {1: n}))
-    assert not [node for node in exported.graph.nodes if "anyformer" in str(node.target)]
-    for length in (2, 64, 130, 333):
-        given = inputs(length)
-        torch.testing.assert_close(exported.module()(*given), Layer()(*given), rtol=1e-5, atol=1e-6)
 
 
 def refused(message, n=4, m=4, call=linear_attention_with_state, groups=4, **facts):
