@@ -25,24 +25,16 @@ _registered: dict[tuple[Kind, str], Callable] = {}  # user classes only; filled 
 
 
 @dataclass(frozen=True)
-class Method:
-    """One registered method.
+class Maker:
+    """What a spec calls.
 
     Args:
-        kind: the noun it belongs to.
         name: what specs call it.
-        target: the class, or for a pattern scheme the function.
-        summary: one line.
-        paper: authors, year and arXiv id.
-        family: its place in the surveys' trees, from the trunk to the twig.
+        target: the class, or for a pattern scheme the function, that the knobs of a spec are arguments of.
     """
 
-    kind: Kind
     name: str
     target: Callable
-    summary: str
-    paper: str
-    family: tuple[str, ...]
 
     @property
     def knobs(self) -> Mapping[str, inspect.Parameter]:
@@ -50,6 +42,28 @@ class Method:
         parameters = inspect.signature(self.target).parameters
         others = {"self", "site", *self.supplied}
         return MappingProxyType({name: each for name, each in parameters.items() if name not in others})
+
+    @property
+    def supplied(self) -> frozenset[str]:
+        """Arguments that come from elsewhere than a spec."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Method(Maker):
+    """One registered method.
+
+    Args:
+        kind: the noun it belongs to.
+        summary: one line.
+        paper: authors, year and arXiv id.
+        family: its place in the surveys' trees, from the trunk to the twig.
+    """
+
+    kind: Kind
+    summary: str
+    paper: str
+    family: tuple[str, ...]
 
     @property
     def supplied(self) -> frozenset[str]:
@@ -136,7 +150,7 @@ def unknown(what: str, name: str, known: "list[str]") -> str:
     return f"there is no {what} named {name!r}; {hint}"
 
 
-def bind(method: Method, spec: Spec) -> dict[str, object]:
+def bind(method: Maker, spec: Spec) -> dict[str, object]:
     """The knobs a spec gives to a method, checked against its signature. A bare name given to a text knob is
     that text; a Pattern knob reads pattern expressions.
 
@@ -162,14 +176,14 @@ def bind(method: Method, spec: Spec) -> dict[str, object]:
     return given
 
 
-def canonical(method: Method, spec: Spec) -> Spec:
+def canonical(method: Maker, spec: Spec) -> Spec:
     """The one way to write this spec: knobs by name, in declaration order, only those that differ from the default."""
     given = bind(method, spec)
     kept = [(name, given[name]) for name, knob in method.knobs.items() if name in given and given[name] != knob.default]
     return Spec(method.name, (), tuple((name, _as_spec_value(value)) for name, value in kept))
 
 
-def sequence_knobs(method: Method) -> frozenset[str]:
+def sequence_knobs(method: Maker) -> frozenset[str]:
     """Names of knobs whose value is itself a list, so that a list there is no grid."""
     return frozenset(name for name, knob in method.knobs.items() if _takes_sequence(knob.annotation))
 
@@ -180,7 +194,7 @@ def _class_of(module: ModuleType, name: str) -> type | None:
 
 
 def _describe(kind: Kind, name: str, target: Callable, about: Any) -> Method:
-    return Method(kind, name, target, about.summary, about.paper, about.family)
+    return Method(name, target, kind, about.summary, about.paper, about.family)
 
 
 def _checked(name: str, value: object, knob: inspect.Parameter, faults: list[str]) -> object:

@@ -11,7 +11,7 @@ from anyformer.forms import Verdict
 from anyformer.model.build import build_position, position_slot, slot, verdict
 from anyformer.model.config import ModelConfig
 from anyformer.pattern.leaves import SLOT_NAMES, PerHead
-from anyformer.registry import Kind, Method, bind, canonical, find, names, sequence_knobs
+from anyformer.registry import Kind, Maker, bind, canonical, find, names, sequence_knobs
 from anyformer.site import Site
 from anyformer.spec import Spec, expand, parse
 from anyformer.task.base import Task
@@ -123,7 +123,7 @@ def read_sizes(text: str) -> Sizes:
     spec = parse(text)
     if spec.name != "model":
         raise SpecError(f"--model: expected a spec such as 'model(dim=128, depth=4)', got {text!r}")
-    given: dict[str, Any] = bind(Method("task", "model", Sizes, "", "", ()), spec)
+    given: dict[str, Any] = bind(Maker("model", Sizes), spec)
     sizes = Sizes(**given)
     try:
         Site(sizes.dim, sizes.heads, kv_heads=sizes.kv_heads)
@@ -172,10 +172,10 @@ def verdict_in_a_row(attention: str, position: str, site: Site) -> Verdict:
     )
 
 
-def _method_of(kind: str, name: str) -> Method | None:
+def _method_of(kind: str, name: str) -> Maker | None:
     """The method, scheme or leaf of this name; None for a pattern expression and for a name that does not exist."""
     if kind == "attention" and name in SLOT_NAMES:
-        return None if SLOT_NAMES[name] is PerHead else Method("pattern", name, SLOT_NAMES[name], "", "", ())
+        return None if SLOT_NAMES[name] is PerHead else Maker(name, SLOT_NAMES[name])
     kinds: tuple[Kind, ...] = ("attention", "mixer", "pattern") if kind == "attention" else ("position", "task")
     return next((find(each, name) for each in kinds if name in names(each)), None)
 

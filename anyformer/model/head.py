@@ -12,7 +12,7 @@ from anyformer.errors import SpecError
 from anyformer.model.block import build_norm
 from anyformer.model.build import AnySpec
 from anyformer.model.mask_decoder import MaskDecoder
-from anyformer.registry import Method, bind, canonical, unknown
+from anyformer.registry import Maker, bind, canonical, unknown
 from anyformer.side import Side
 from anyformer.site import Site
 from anyformer.spec import Spec, parse
@@ -92,14 +92,10 @@ def head_slot(spec: AnySpec) -> Spec:
     spec = parse(spec)
     if spec.name not in KINDS:
         raise SpecError(unknown("head", spec.name, list(KINDS)))
-    return canonical(_ENHANCED if spec.name == "enhanced_mlm" else _plain(spec.name), spec)
+    return canonical(_ENHANCED if spec.name == "enhanced_mlm" else Maker(spec.name, lambda: None), spec)
 
 
-def _plain(name: str) -> Method:
-    return Method("task", name, lambda: None, "", "", ())
-
-
-_ENHANCED = Method("task", "enhanced_mlm", MaskDecoder, "", "", ())
+_ENHANCED = Maker("enhanced_mlm", MaskDecoder)
 
 
 def mean(x: Float[Tensor, "b n c"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b c"]:

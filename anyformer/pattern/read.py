@@ -6,7 +6,7 @@ from anyformer.errors import SpecError
 from anyformer.pattern._algebra import PerHead, PerLayer
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.leaves import LEAVES, SLOT_NAMES
-from anyformer.registry import Method, bind, find, names, unknown
+from anyformer.registry import Maker, bind, find, names, unknown
 from anyformer.spec import Spec, parse
 
 
@@ -42,13 +42,13 @@ def pattern_of(value: Pattern | Spec | str) -> Pattern:
             )
         return PerHead(*map(_group, spec.args)) if leaf is PerHead else PerLayer(*map(_part, spec.args))
     if leaf is not None:
-        return _called(Method("pattern", spec.name, leaf, "", "", ()), spec)
+        return _called(Maker(spec.name, leaf), spec)
     if spec.name in names("pattern"):
         return _called(find("pattern", spec.name), spec)
     raise SpecError(unknown("pattern", spec.name, sorted([*LEAVES, *SLOT_NAMES, *names("pattern")])))
 
 
-def _called(method: Method, spec: Spec) -> Pattern:
+def _called(method: Maker, spec: Spec) -> Pattern:
     given, knobs = bind(method, spec), method.knobs
     missing = [name for name in knobs if name not in given and knobs[name].default is inspect.Parameter.empty]
     if missing:

@@ -16,7 +16,7 @@ from pydantic import PlainValidator
 from torch import Tensor
 
 from anyformer.errors import SpecError
-from anyformer.registry import Method, bind, canonical, unknown
+from anyformer.registry import Maker, bind, canonical, unknown
 from anyformer.spec import Spec, parse
 from anyformer.typing import PositiveFloat, Size
 
@@ -238,10 +238,10 @@ ScalingSpec = Annotated[Spec, PlainValidator(_canonical)]
 """A knob that takes the spec of a scaling."""
 
 
-def _method(spec: Spec) -> Method:
+def _method(spec: Spec) -> Maker:
     if spec.name not in KINDS:
         raise SpecError(unknown("scaling of rope", spec.name, sorted(KINDS)))
-    return Method("position", spec.name, KINDS[spec.name], "", "", ())
+    return Maker(spec.name, KINDS[spec.name])
 
 
 def _original(given: int | None, factor: float, max_length: int) -> int:

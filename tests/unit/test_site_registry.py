@@ -9,7 +9,7 @@ import anyformer as af
 from anyformer import registry
 from anyformer.attention.base import Attention
 from anyformer.errors import SpecError
-from anyformer.registry import Method, bind, canonical, describe, find, list_methods, names, sequence_knobs
+from anyformer.registry import Maker, bind, canonical, describe, find, list_methods, names, sequence_knobs
 from anyformer.site import Site
 from anyformer.spec import Spec, parse
 
@@ -24,7 +24,7 @@ def _target(
 ) -> None: ...
 
 
-METHOD = Method("task", "toy", _target, "", "", ())
+METHOD = Maker("toy", _target)
 
 
 def test_site_resolves_heads() -> None:
