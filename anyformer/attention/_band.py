@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from anyformer.attention._rows import known_to_be_none
 from anyformer.context import Context, Offsets
 from anyformer.ops.composite import window_attention_composite
 from anyformer.ops.softmax import dense, repeat_heads
@@ -63,7 +64,7 @@ def with_global_rows(
 ) -> Float[Tensor, "b h n v"]:
     """`out` with the rows of the global queries, which meet every key, written over."""
     slots = None if context.causal else global_slots(parts, context, k)
-    return out if slots is None else _written_over(out, slots, q, k, v, context, scale)
+    return out if slots is None else written_over(out, slots, q, k, v, context, scale)
 
 
 def _reach(path: Window, tables: Offsets, q: Tensor, k: Tensor, context: Context, scale: float) -> list[int] | None:
@@ -113,9 +114,10 @@ def _column_bias(slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, context: Conte
     return encoding.logits(q, keys).to(q.dtype).expand(*q.shape[:3], slots.shape[1])
 
 
-def _written_over(
+def written_over(
     out: Tensor, slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
 ) -> Tensor:
+    """`out` with the rows of the queries at these slots of keys, distinct ones or -1, which meet every key, written over."""
     rows = slots - (k.shape[2] - q.shape[2])
     asked = (slots >= 0) & (rows >= 0)
     rows = rows.clamp(min=0)
@@ -133,7 +135,10 @@ def _written_over(
         scale=scale,
         softcap=context.softcap,
         dropout=context.dropout,
+        sink=context.sink,
     )
+    if known_to_be_none(~asked):
+        return out.scatter_(2, rows[:, None, :, None].expand_as(found), found)  # `out` is this forward's own
     index = torch.where(asked, rows, out.shape[2])  # an extra row takes what nobody asked for
     padded = torch.cat([out, out.new_zeros(*out.shape[:2], 1, out.shape[3])], dim=2)
     return padded.scatter(2, index[:, None, :, None].expand_as(found), found)[:, :, :-1]

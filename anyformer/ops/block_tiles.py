@@ -1,5 +1,6 @@
 """The layout of arbitrary lists of key blocks: each block of rows against the key blocks gathered for it."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,14 @@ from anyformer.ops.tile import (
     Scratch,
     document_numbers,
     document_rows,
+    product,
     shut_documents,
     tiles_at_once,
     working_dtype,
 )
+
+_MOST_KNOWN = 2**16
+"""Entries of lists up to which their chunks are remembered: about 1 MB. Cutting costs some per cent of a call."""
 
 
 class Lists(NamedTuple):
@@ -63,6 +68,7 @@ class BlockTiles(Layout):
         learning: bool = False,
     ):
         batch, self.heads, self.n = q.shape[:3]
+        self.globals = 0
         self.m, self.block = k.shape[2], lists.block
         self.row_blocks, self.key_blocks = -(-self.n // self.block), -(-self.m // self.block)
         self.rows, self.slots = self.row_blocks * self.block, (self.key_blocks + 1) * self.block
@@ -85,7 +91,7 @@ class BlockTiles(Layout):
         self._bias_head = self._d_bias_head = -1
         self._offsets, self._keys = lists.offsets.cpu().numpy(), lists.keys.cpu().numpy()
         self._partial = None if lists.partial is None else lists.partial.cpu().numpy()
-        self._chunks: dict[int, list[Chunk]] = {}
+        self._chunks = self._known_chunks()
 
     def load(self, sample: int, source: Tensor, name: str) -> Tensor:
         slots = self.scratch.take(name, self.slots, source.shape[-1])
@@ -122,12 +128,25 @@ class BlockTiles(Layout):
         if chunk.first < 0:
             rows.view(self.row_blocks, -1).index_copy_(0, chunk.blocks, tile.flatten(1))
 
-    def spread(self, chunk: Chunk, tile: Tensor, slots: Tensor) -> None:
+    def spread(self, chunk: Chunk, weights: Tensor, rows: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+        columns = weights.transpose(1, 2)
         if chunk.run >= 0:
-            slots[self._run(chunk)].add_(tile[0])
+            slots[self._run(chunk)].addmm_(columns[0], rows[0], alpha=scale)
         else:
+            room = self.scratch.take("spread", *columns.shape[:2], rows.shape[2])
             blocks = slots.view(self.key_blocks + 1, -1)
+            tile = product(columns, rows, scale, room)
             blocks.index_add_(0, chunk.keys.flatten(), tile.view(-1, blocks.shape[1]))
+
+    def put_in(self, tile: Tensor, columns: Tensor) -> None:
+        """None in this layout."""
+
+    def take_out(self, tile: Tensor) -> Tensor:
+        """None in this layout."""
+        return tile[..., :0]
+
+    def restrict_globals(self, place: Place, columns: Tensor) -> None:
+        """None in this layout."""
 
     def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
         """None in this layout."""
@@ -197,6 +216,14 @@ class BlockTiles(Layout):
         self._flush()
         return self.d_bias[:, self.rows - self.n :][:, : self.n + self.m - 1]
 
+    def _known_chunks(self) -> dict[int, list[Chunk]]:
+        """The chunks of the same lists in earlier calls, by list, to be filled up; as the backward finds those of the forward."""
+        if len(self._keys) > _MOST_KNOWN:
+            return {}
+        partial = None if self._partial is None else self._partial.tobytes()
+        lists = (self._offsets.shape, self._offsets.tobytes(), self._keys.tobytes(), partial)
+        return _shared_chunks(*lists, self.m, self.block, self.at_once, self.scratch.device)
+
     def _cut(self, offsets: np.ndarray) -> list[Chunk]:
         """Longest lists first, so that the lists of a chunk are of one length or nearly."""
         counts = np.diff(offsets)
@@ -238,7 +265,8 @@ class BlockTiles(Layout):
         return rows[start : start + count * self.block].view(count, self.block, -1)
 
     def _index(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64)).to(self.scratch.device)
+        with torch.inference_mode(False):  # what is kept must serve training too
+            return torch.from_numpy(numbers.astype(np.int64)).to(self.scratch.device)
 
     def _run(self, chunk: Chunk) -> slice:
         return slice(chunk.run * self.block, (chunk.run + chunk.keys.shape[1]) * self.block)
@@ -285,3 +313,18 @@ class BlockTiles(Layout):
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
+
+
+@lru_cache(maxsize=16)
+def _shared_chunks(
+    shape: tuple[int, ...],
+    offsets: bytes,
+    keys: bytes,
+    partial: bytes | None,
+    m: int,
+    block: int,
+    at_once: int,
+    device: torch.device,
+) -> dict[int, list[Chunk]]:
+    """One dictionary for all calls that would cut alike."""
+    return {}

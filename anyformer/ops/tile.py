@@ -86,11 +86,13 @@ class Layout(ABC):
     """How a head's rows and keys are cut into tiles.
 
     Queries live in a buffer of `rows` rows, keys in one of `slots` rows, both padded so that every tile has its full
-    size. A chunk is whatever the layout needs to know about C tiles that are computed at once.
+    size. The first `globals` slots hold keys that every row meets, beside those of its tile. A chunk is whatever the
+    layout needs to know about C tiles that are computed at once.
     """
 
     rows: int
     slots: int
+    globals: int
     scratch: Scratch
 
     @abstractmethod
@@ -122,8 +124,16 @@ class Layout(ABC):
         """Bring what was written into `room` to its place."""
 
     @abstractmethod
-    def spread(self, chunk: Any, tile: Tensor, slots: Tensor) -> None:
-        """Add [C s d] to the slots it came from."""
+    def spread(self, chunk: Any, weights: Tensor, rows: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+        """Add scale * weights^T rows, [C q s] and [C q d], to the slots that `keys` reads."""
+
+    @abstractmethod
+    def put_in(self, tile: Tensor, columns: Tensor) -> None:
+        """Write the columns of global keys [C q g] among those of a tile [C q s] that hold no pair."""
+
+    @abstractmethod
+    def take_out(self, tile: Tensor) -> Tensor:
+        """The columns of global keys [C q g] that `put_in` wrote, with 0 left in their places."""
 
     @abstractmethod
     def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
@@ -160,8 +170,19 @@ class Layout(ABC):
         """Add the rest of B to the scores in place; whether a row may now be without keys."""
 
     @abstractmethod
+    def restrict_globals(self, place: Place, columns: Tensor) -> None:
+        """Add B to the scores of global keys [C q g] in place."""
+
+    @abstractmethod
     def terms_backward(self, place: Place, d_scores: Tensor) -> None:
         """Add the gradient of B to the layout's tables."""
+
+
+def product(a: Tensor, b: Tensor, scale: float, out: Tensor, terms: Tensor | None = None) -> Tensor:
+    """scale * a b + terms for stacks of matrices, at the price of a b."""
+    if terms is None:
+        return torch.baddbmm(a[:1, :1, :1], a, b, beta=0, alpha=scale, out=out)
+    return torch.baddbmm(terms, a, b, alpha=scale, out=out)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

@@ -28,6 +28,7 @@ from anyformer.ops.tile import (
     dropout_multiplier,
     empty_result,
     load_rows,
+    product,
     result_rows,
     store_rows,
 )
@@ -48,8 +49,11 @@ def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Te
         product(queries, keys.transpose(1, 2), rule.scale, scores, terms)
         layout.query_terms(place, queries, scores, rule.scale)
         layout.key_terms(place, slots, scores, rule.scale)
+    may_die = layout.restrict(place, scores)
+    if layout.globals:
+        score_globals(layout, place, queries, slots[: layout.globals], scores, rule)
     dead = lse = top = None
-    if layout.restrict(place, scores) or want_lse:
+    if may_die or want_lse:
         top = scores.amax(-1, keepdim=True)
         dead = top < DEAD
     torch.softmax(scores, -1, out=scores)
@@ -58,11 +62,14 @@ def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Te
     return scores, dead, lse
 
 
-def product(a: Tensor, b: Tensor, scale: float, out: Tensor, terms: Tensor | None = None) -> Tensor:
-    """scale * a b + terms for stacks of matrices, at the price of a b."""
-    if terms is None:
-        return torch.baddbmm(a[:1, :1, :1], a, b, beta=0, alpha=scale, out=out)
-    return torch.baddbmm(terms, a, b, alpha=scale, out=out)
+def score_globals(layout: Layout, place: Place, queries: Tensor, keys: Tensor, scores: Tensor, rule: Rule) -> None:
+    """Put the scores of global keys [g d] in."""
+    columns = torch.matmul(queries, keys.t()).mul_(rule.scale)
+    if rule.softcap:
+        layout.put_in(layout.scratch.take("capped", *scores.shape), columns.div_(rule.softcap).tanh_())
+        columns.mul_(rule.softcap)
+    layout.restrict_globals(place, columns)
+    layout.put_in(scores, columns)
 
 
 def chunk_forward(
@@ -74,8 +81,10 @@ def chunk_forward(
     weights, dead, lse_tile = weigh(layout, place, queries, keys, operands.keys, rule, want_lse=lse is not None)
     if rule.dropout:
         weights.mul_(dropout_multiplier(weights.shape, rule, place.number, layout.scratch))
-    tile = layout.room(chunk, out, "o")
+    tile, columns = layout.room(chunk, out, "o"), layout.take_out(weights) if layout.globals else None
     torch.bmm(weights, layout.keys(chunk, operands.values, "v"), out=tile)
+    if columns is not None:
+        tile.flatten(0, 1).addmm_(columns.flatten(0, 1), operands.values[: layout.globals])
     layout.value_terms(place, weights, tile)
     if dead is not None:
         tile.masked_fill_(dead, 0.0)
@@ -99,10 +108,10 @@ def chunk_backward(
     if rule.dropout:
         multiplier = dropout_multiplier(weights.shape, rule, place.number, work)
         kept = torch.mul(weights, multiplier, out=work.take("kept_weights", *weights.shape))
-    layout.spread(chunk, torch.bmm(kept.transpose(1, 2), d_o, out=work.take("dk", *values.shape)), grads.values)
-
     d_scores = torch.bmm(d_o, values.transpose(1, 2), out=work.take("d_scores", *weights.shape))
     layout.value_terms_backward(place, kept, d_o, d_scores)
+    if layout.globals:
+        layout.put_in(d_scores, torch.matmul(d_o, operands.values[: layout.globals].t()))
     if multiplier is not None:
         d_scores.mul_(multiplier)
     torch.ops.aten._softmax_backward_data.out(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
@@ -113,13 +122,19 @@ def chunk_backward(
     if rule.softcap:
         d_scores.addcmul_(d_scores, work.take("capped", *weights.shape).square_(), value=-1.0)
 
+    columns = d_columns = None
+    if layout.globals:
+        columns, d_columns = layout.take_out(kept).flatten(0, 1), layout.take_out(d_scores).flatten(0, 1)
+        grads.values[: layout.globals].addmm_(columns.t(), d_o.flatten(0, 1))
+        grads.keys[: layout.globals].addmm_(d_columns.t(), queries.flatten(0, 1), alpha=rule.scale)
+    layout.spread(chunk, kept, d_o, grads.values)
+    layout.spread(chunk, d_scores, queries, grads.keys, rule.scale)
     d_queries = product(d_scores, keys, rule.scale, layout.room(chunk, grads.queries, "dq"))
+    if d_columns is not None:
+        d_queries.flatten(0, 1).addmm_(d_columns, operands.keys[: layout.globals], alpha=rule.scale)
     layout.query_terms_backward(place, queries, d_scores, d_queries, rule.scale)
     layout.key_terms_backward(place, operands.keys, d_scores, grads.keys, rule.scale)
     layout.put(chunk, d_queries, grads.queries)
-    layout.spread(
-        chunk, product(d_scores.transpose(1, 2), queries, rule.scale, work.take("dk", *keys.shape)), grads.keys
-    )
 
 
 def forward(layout: Layout, q: Tensor, k: Tensor, v: Tensor, asking: Tensor | None, rule: Rule, want_lse: bool):

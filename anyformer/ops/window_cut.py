@@ -34,7 +34,7 @@ def block_rows(reach: int) -> int:
 
     A power of two, so that the lengths people use are whole blocks and rows are read and written in place.
     """
-    return 32 if reach < 200 else 64 if reach < 800 else 128
+    return 32 if reach < 300 else 64 if reach < 800 else 128
 
 
 def shut_columns(keys: Int[Tensor, " g"], places: Int[Tensor, "c q 1"], left: int, right: int) -> Bool[Tensor, "c q g"]:

@@ -12,11 +12,13 @@ from anyformer.ops.tile import (
     Scratch,
     document_numbers,
     document_rows,
+    product,
     shut_documents,
     tiles_at_once,
     working_dtype,
 )
 from anyformer.ops.window_cut import Chunk, Extras, block_rows, shut_columns
+from anyformer.ops.window_tables import GlobalBias, OffsetTable
 
 
 class WindowTiles(Layout):
@@ -44,7 +46,11 @@ class WindowTiles(Layout):
         self.global_keys = extras.global_keys
         self.globals = 0 if extras.global_keys is None else extras.global_keys.shape[1]
         # rows of scores that are no multiple of 16 long would make every product slower
-        self.span = -(-(self.globals + self.block + left + right) // 16) * 16 - self.globals
+        self.span = -(-max(self.block + left + right, left + right + 1 + self.globals) // 16) * 16
+        self._inside = slice(
+            self.block - 1, self.block + left + right
+        )  # of the offsets that a tile holds, the window's
+        self._free = self._free_columns(q.device)
         self.rows = blocks * self.block
         self.slots = self.globals + (blocks - 1) * self.block + self.span
         self.scratch = Scratch(working_dtype(q), q.device)
@@ -56,14 +62,14 @@ class WindowTiles(Layout):
         self._reach = [widest if reach is None else min(each, widest) for each in reach or [widest]]
         self._chunks = {each: self._cut(each, blocks, threads) for each in set(self._reach)}
         self._close(q.shape[0], extras)
-        self._take_tables(extras)
-        self._make_room(q.shape[1], learning)
+        self._take_tables(q.shape[1], extras, learning)
 
     def _close(self, batch: int, extras: Extras) -> None:
         """What keeps pairs apart: keys that may not be read, documents, global keys that a row meets in its window."""
         self.closed = self._closed_slots(batch, extras.keep)
         every = {chunk for chunks in self._chunks.values() for chunk in chunks}
         self._has_closed = [{x: bool(self.keys(x, row, "closed").any()) for x in every} for row in self.closed]
+        self._closed_globals = [bool(row[: self.globals].any()) for row in self.closed]
         self.documents = None if extras.documents is None else self._document_slots(extras.documents)
         no_key = extras.global_keys is not None and bool((extras.global_keys < 0).any())
         self.unreadable = extras.keep is not None or no_key
@@ -75,32 +81,28 @@ class WindowTiles(Layout):
             right = self.n + self.m if self.causal else self.right
             for keys, shut in zip(self.global_keys, self._shut_globals, strict=True):
                 for chunk in self._near_globals(keys):
-                    shut[chunk.number] = (
-                        shut_columns(
-                            keys, places[self._rows(chunk)].view(chunk.count, self.block, 1), self.left, right
-                        ).to(self.scratch.dtype)
-                        * SHUT
-                    )
+                    rows = places[self._rows(chunk)].view(chunk.count, self.block, 1)
+                    shut[chunk.number] = shut_columns(keys, rows, self.left, right).to(self.scratch.dtype) * SHUT
 
-    def _take_tables(self, extras: Extras) -> None:
-        """The tables by offset, and the bias of global columns."""
-        width = self.block + self.span - 1
-        self.bias = None if extras.bias is None else self._by_offset(extras.bias[..., None], width)[..., 0]
-        self.query_table = None if extras.query_table is None else self._by_offset(extras.query_table, width)
-        self.value_table = None if extras.value_table is None else self._by_offset(extras.value_table, width)
-        # seen from a key, rows come in the order of falling offsets
-        self.key_table = None if extras.key_table is None else self._by_offset(extras.key_table, width).flip(1)
-        self.global_bias = None if extras.global_bias is None else self._global_bias_rows(extras.global_bias)
+    def _take_tables(self, heads: int, extras: Extras, learning: bool) -> None:
+        """The tables by offset, the bias of global columns, and room for gradients; none where nobody asks for them."""
+
+        def table(values: Tensor | None, *, learning: bool = learning, falling: bool = False) -> OffsetTable | None:
+            if values is None:
+                return None
+            dtype = self.scratch.dtype
+            return OffsetTable(values, self.block, self.span, dtype, learning=learning, falling=falling)
+
+        self.query_table, self.value_table = table(extras.query_table), table(extras.value_table)
+        self.key_table = table(extras.key_table, falling=True)  # seen from a key, rows come by falling offset
+        bias = table(None if extras.bias is None else extras.bias[..., None], learning=False)
+        self.bias = None if bias is None else bias.values[..., 0]
         self._terms_of_head = -1
-
-    def _make_room(self, heads: int, learning: bool) -> None:
-        """Room for the gradients of the tables; none where nobody asks for them."""
-
-        def room(table: Tensor | None) -> Tensor | None:
-            return torch.zeros_like(table) if learning and table is not None else None
-
-        self.d_query_table, self.d_value_table = room(self.query_table), room(self.value_table)
-        self.d_key_table, self.d_global_bias = room(self.key_table), room(self.global_bias)
+        self.global_bias = None
+        if extras.global_bias is not None:
+            self.global_bias = GlobalBias(
+                extras.global_bias, self.rows, self.block, self.scratch.dtype, learning=learning
+            )
         self.d_bias_tiles = self._zeros(heads, self.block, self.span) if learning and self.bias is not None else None
 
     def load(self, sample: int, source: Tensor, name: str) -> Tensor:
@@ -122,12 +124,7 @@ class WindowTiles(Layout):
         return rows[self._rows(chunk)].view(chunk.count, self.block, -1)
 
     def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
-        if not self.globals:
-            return self._windows(slots, chunk, chunk.start, chunk.count)
-        tile = self.scratch.take(name, chunk.count, self.globals + chunk.span, slots.shape[-1])
-        tile[:, : self.globals] = slots[: self.globals]
-        tile[:, self.globals :] = self._windows(slots, chunk, chunk.start, chunk.count)
-        return tile
+        return self._windows(slots, chunk, chunk.start, chunk.count)
 
     def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
         return self.queries(chunk, rows, name)
@@ -135,72 +132,84 @@ class WindowTiles(Layout):
     def put(self, chunk: Chunk, tile: Tensor, rows: Tensor) -> None:
         """Nothing to do: the room is the place."""
 
-    def spread(self, chunk: Chunk, tile: Tensor, slots: Tensor) -> None:
-        if self.globals:
-            slots[: self.globals] += tile[:, : self.globals].sum(0)
-        step = -(-chunk.span // self.block)  # windows this far apart share no key
+    def spread(self, chunk: Chunk, weights: Tensor, rows: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+        columns, step = weights.transpose(1, 2), -(-chunk.span // self.block)  # windows this far apart share no key
+        gapless = chunk.span == step * self.block  # such windows lie end to end, so that the product itself can add
+        tile = None
+        if not gapless:
+            tile = product(columns, rows, scale, self.scratch.take("spread", *columns.shape[:2], rows.shape[2]))
         for first in range(min(step, chunk.count)):
-            part = tile[first::step, self.globals :]
-            self._windows(slots, chunk, chunk.start + first, part.shape[0], step).add_(part)
+            count = -(-(chunk.count - first) // step)
+            windows = self._windows(slots, chunk, chunk.start + first, count, step)
+            if tile is None:
+                windows.baddbmm_(columns[first::step], rows[first::step], alpha=scale)
+            else:
+                windows.add_(tile[first::step])
+
+    def put_in(self, tile: Tensor, columns: Tensor) -> None:
+        tile.flatten(1).index_copy_(1, self._free, columns.flatten(1))
+
+    def take_out(self, tile: Tensor) -> Tensor:
+        columns = self._in_free_columns(tile)
+        tile.flatten(1).index_fill_(1, self._free, 0.0)
+        return columns
 
     def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
         if self.query_table is not None:
             skewed = self._skewed(place.chunk)
-            table = self._of_chunk(self.query_table, place)
-            torch.mm(queries.flatten(0, 1), table.t(), out=skewed.flatten(0, 1))
-            scores[..., self.globals :].add_(by_column(skewed, place.chunk.span), alpha=scale)
+            torch.mm(queries.flatten(0, 1), self.query_table.of(place).t(), out=skewed.flatten(0, 1))
+            scores.add_(by_column(skewed, place.chunk.span), alpha=scale)
 
     def query_terms_backward(
         self, place: Place, queries: Tensor, d_scores: Tensor, d_queries: Tensor, scale: float
     ) -> None:
         if self.query_table is None:
             return
-        skewed = by_offset(d_scores[..., self.globals :], self._skewed(place.chunk)).flatten(0, 1)
-        d_queries.flatten(0, 1).addmm_(skewed, self._of_chunk(self.query_table, place), alpha=scale)
-        if self.d_query_table is not None:
-            self._of_chunk(self.d_query_table, place).addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
+        skewed = by_offset(d_scores, self._skewed(place.chunk)).flatten(0, 1)
+        d_queries.flatten(0, 1).addmm_(skewed, self.query_table.of(place), alpha=scale)
+        sums = self.query_table.sums_of(place)
+        if sums is not None:
+            sums.addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
 
     def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
         if self.key_table is not None:
             met = self._met(place.chunk)
-            torch.mm(self._window_slots(slots, place.chunk), self._key_table(self.key_table, place).t(), out=met)
-            scores[..., self.globals :].add_(by_tile(met, self.block, place.chunk.span), alpha=scale)
+            torch.mm(self._window_slots(slots, place.chunk), self.key_table.of(place).t(), out=met)
+            scores.add_(by_tile(met, self.block, place.chunk.span), alpha=scale)
 
     def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
         if self.key_table is None:
             return
         d_met = self._met(place.chunk).zero_()
-        by_tile(d_met, self.block, place.chunk.span).copy_(d_scores[..., self.globals :])
+        by_tile(d_met, self.block, place.chunk.span).copy_(d_scores)
         keys, d_keys = (self._window_slots(x, place.chunk) for x in (slots, d_slots))
-        d_keys.addmm_(d_met, self._key_table(self.key_table, place), alpha=scale)
-        if self.d_key_table is not None:
-            self._key_table(self.d_key_table, place).addmm_(d_met.t(), keys, alpha=scale)
+        d_keys.addmm_(d_met, self.key_table.of(place), alpha=scale)
+        sums = self.key_table.sums_of(place)
+        if sums is not None:
+            sums.addmm_(d_met.t(), keys, alpha=scale)
 
     def value_terms(self, place: Place, weights: Tensor, out: Tensor) -> None:
         if self.value_table is not None:
-            skewed = by_offset(weights[..., self.globals :], self._skewed(place.chunk))
-            out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self._of_chunk(self.value_table, place))
+            skewed = by_offset(weights, self._skewed(place.chunk))
+            out.flatten(0, 1).addmm_(skewed.flatten(0, 1), self.value_table.of(place))
 
     def value_terms_backward(self, place: Place, weights: Tensor, d_out: Tensor, d_weights: Tensor) -> None:
         if self.value_table is None:
             return
-        skewed = self._skewed(place.chunk)
-        if self.d_value_table is not None:
-            by_offset(weights[..., self.globals :], skewed)
-            self._of_chunk(self.d_value_table, place).addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
-        torch.mm(d_out.flatten(0, 1), self._of_chunk(self.value_table, place).t(), out=skewed.flatten(0, 1))
-        d_weights[..., self.globals :].add_(by_column(skewed, place.chunk.span))
+        skewed, sums = self._skewed(place.chunk), self.value_table.sums_of(place)
+        if sums is not None:
+            by_offset(weights, skewed)
+            sums.addmm_(skewed.flatten(0, 1).t(), d_out.flatten(0, 1))
+        torch.mm(d_out.flatten(0, 1), self.value_table.of(place).t(), out=skewed.flatten(0, 1))
+        d_weights.add_(by_column(skewed, place.chunk.span))
 
     def terms(self, place: Place) -> Tensor:
-        tile = self.scratch.take("terms", self.block, self.globals + self.span)
+        tile = self.scratch.take("terms", self.block, self.span)
         head = 0 if self.bias is None else place.head
         if head != self._terms_of_head:
             offsets = self._band() if self.bias is None else self.bias[head].clamp(min=SHUT) + self._band()
-            tile[:, : self.globals] = 0.0
-            tile[:, self.globals :] = toeplitz(offsets, self.span)
+            tile.copy_(toeplitz(offsets, self.span))
             self._terms_of_head = head
-        if self.globals:
-            return tile
         return tile[:, place.chunk.skip : place.chunk.skip + place.chunk.span]
 
     def restrict(self, place: Place, scores: Tensor) -> bool:
@@ -211,45 +220,55 @@ class WindowTiles(Layout):
             rows, slots = (x[sample] for x in self.documents)
             rows, slots = self.queries(chunk, rows, "row_documents"), self.keys(chunk, slots, "slot_documents")
             shut_documents(scores, rows, slots, self.scratch)
+        return self.may_die
+
+    def restrict_globals(self, place: Place, columns: Tensor) -> None:
+        sample, chunk = place.sample, place.chunk
+        if self._closed_globals[sample]:
+            columns.add_(self.closed[sample, : self.globals, 0])
+        if self.documents is not None:
+            rows, slots = (x[sample] for x in self.documents)
+            rows = self.queries(chunk, rows, "row_documents")
+            shut_documents(columns, rows, slots[None, : self.globals], self.scratch)
         shut = self._shut_globals[sample].get(chunk.number)
         if shut is not None:
-            scores[..., : self.globals].add_(shut)
+            columns.add_(shut)
         if self.global_bias is not None:
-            scores[..., : self.globals] += self._global_terms(self.global_bias, place)
-        return self.may_die
+            columns.add_(self.global_bias.of(place))
 
     def terms_backward(self, place: Place, d_scores: Tensor) -> None:
         if self.d_bias_tiles is not None:
             skip, span = place.chunk.skip, place.chunk.span
-            self.d_bias_tiles[place.head, :, skip : skip + span] += d_scores[..., self.globals :].sum(0)
-        if self.d_global_bias is not None:
-            self._global_terms(self.d_global_bias, place).add_(d_scores[..., : self.globals])
+            self.d_bias_tiles[place.head, :, skip : skip + span] += d_scores.sum(0)
+        sums = None if self.global_bias is None else self.global_bias.sums_of(place)
+        if sums is not None:
+            sums.add_(self._in_free_columns(d_scores))
 
     def table_gradients(self) -> list[Tensor | None]:
         """Those of bias, query_table, value_table, key_table and global_bias, once every chunk is done."""
         d_bias = None
         if self.d_bias_tiles is not None:
-            d_bias = self.offsets_of(torch.stack([diagonal_sums(tile) for tile in self.d_bias_tiles]))
-        d_query_table = None if self.d_query_table is None else self.offsets_of(self.d_query_table)
-        d_value_table = None if self.d_value_table is None else self.offsets_of(self.d_value_table)
-        d_global_bias = None if self.d_global_bias is None else self.d_global_bias[:, :, : self.n]
-        d_key_table = None if self.d_key_table is None else self.offsets_of(self.d_key_table.flip(1))
-        return [d_bias, d_query_table, d_value_table, d_key_table, d_global_bias]
-
-    def offsets_of(self, table: Tensor) -> Tensor:
-        """The offsets -left to right among those of a padded table [h w ...]."""
-        return table[:, self.block - 1 : self.block + self.left + self.right]
-
-    def _by_offset(self, table: Tensor, width: int) -> Tensor:
-        """A table by offset [h left+right+1 d] -> [h w d], 0 at the offsets that a tile holds beyond the window."""
-        padded = self._zeros(table.shape[0], width, table.shape[2])
-        self.offsets_of(padded).copy_(table)
-        return padded
+            d_bias = torch.stack([diagonal_sums(tile) for tile in self.d_bias_tiles])[:, self._inside]
+        tables = (self.query_table, self.value_table, self.key_table, self.global_bias)
+        return [d_bias, *(None if each is None else each.gradient() for each in tables)]
 
     def _band(self) -> Tensor:
-        offsets = self._zeros(1, self.block + self.span - 1) + SHUT
-        self.offsets_of(offsets).zero_()
-        return offsets[0]
+        offsets = self._zeros(self.block + self.span - 1) + SHUT
+        offsets[self._inside] = 0.0
+        return offsets
+
+    def _free_columns(self, device: torch.device) -> Tensor:
+        """[q*g]: where a tile [q s] has room for the columns of global keys.
+
+        Row i meets the columns i to i + left + right of its tile, so that at least block - 1 are free, before them or behind.
+        """
+        rows, keys = torch.arange(self.block, device=device)[:, None], torch.arange(self.globals, device=device)
+        columns = torch.where(keys < rows, keys, self.left + self.right + 1 + keys)
+        return (rows * self.span + columns).flatten()
+
+    def _in_free_columns(self, tile: Tensor) -> Tensor:
+        """[C q g]."""
+        return tile.flatten(1).index_select(1, self._free).view(*tile.shape[:2], -1)
 
     def _fill(self, slots: Tensor, sample: int, source: Tensor) -> Tensor:
         slots[: self.first + self.shift].zero_()
@@ -277,17 +296,6 @@ class WindowTiles(Layout):
             self._fill(slots[sample], sample, row[:, None].to(slots.dtype))
         return document_rows(numbers, self.n, self._zeros(documents.shape[0], self.rows, 1)), slots
 
-    def _global_bias_rows(self, bias: Tensor) -> Tensor:
-        """[b|1 h n g] -> [b|1 h rows g], finite."""
-        rows = self._zeros(*bias.shape[:2], self.rows, self.globals)
-        rows[:, :, : self.n] = bias.clamp(min=SHUT)
-        return rows
-
-    def _global_terms(self, bias: Tensor, place: Place) -> Tensor:
-        """A view [C q g] of the rows of one chunk."""
-        sample = place.sample if bias.shape[0] > 1 else 0
-        return self.queries(place.chunk, bias[sample, place.head], "global_bias")
-
     def _near_globals(self, keys: Tensor) -> list[Chunk]:
         """The chunks in which a row meets one of the global keys [g] in its window, or may not meet it when causal."""
         (chunks,) = self._chunks.values()  # with global keys all heads reach alike
@@ -303,15 +311,6 @@ class WindowTiles(Layout):
     def _skewed(self, chunk: Chunk) -> Tensor:
         return self.scratch.take("skewed", chunk.count, self.block, self.block + chunk.span - 1)
 
-    def _of_chunk(self, table: Tensor, place: Place) -> Tensor:
-        """A view of the rows that a chunk meets of a padded table by offset [h w d]."""
-        return table[place.head, place.chunk.skip : place.chunk.skip + self.block + place.chunk.span - 1]
-
-    def _key_table(self, table: Tensor, place: Place) -> Tensor:
-        """`_of_chunk` of a table by falling offset."""
-        stop = table.shape[1] - place.chunk.skip
-        return table[place.head, stop - (self.block + place.chunk.span - 1) : stop]
-
     def _window_slots(self, slots: Tensor, chunk: Chunk) -> Tensor:
         """A view of the slots that a chunk's windows hold, each once."""
         start = self.globals + chunk.start * self.block + chunk.skip
@@ -324,10 +323,12 @@ class WindowTiles(Layout):
 
     def _cut(self, reach: int, blocks: int, threads: int) -> list[Chunk]:
         """The chunks of a head that needs the keys up to `reach` places away only."""
-        if self.globals:  # their columns come before those of the window, so that a chunk cannot begin later
+        if self.globals:  # their columns have their places in whole tiles
             reach = self.left + self.right
         left, right = max(self.left - reach, 0) // 16 * 16, max(self.right - reach, 0)
-        at_once = tiles_at_once(self.block * (self.globals + self.span - left - right), threads)
+        at_once = tiles_at_once(self.block * (self.span - left - right), threads)
+        step = -(-self.span // self.block)  # `spread` goes in this many turns, best of equal size
+        at_once = step * round(at_once / step) or at_once
         first, last = (x + self.shift - self.globals for x in (self.first, self.last))  # columns of block 0 with a key
         chunks = []
         for number, start in enumerate(range(0, blocks, at_once)):

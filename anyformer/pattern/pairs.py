@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from anyformer.context import Context
@@ -14,6 +14,7 @@ _MOST = 2**15  # tiles that are looked into pair by pair
 _SHORT = (
     512  # tokens up to which the pairs of a pattern are remembered: a layer over so few takes no longer than they do
 )
+_MOST_REMEMBERED = 2**21  # pairs of all heads that are remembered as a bias: 8 MB
 
 
 def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
@@ -26,15 +27,16 @@ def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
         return None
     queries, keys = context.queries, context.keys
     q, k = queries.places[:, None, :, None], keys.places[:, None, None, :]
-    allowed = torch.ones(1, 1, queries.length, keys.length, dtype=torch.bool, device=q.device)
     if context.pattern is not None and _plain(context):
         allowed = _remembered(context.pattern, keys.length, heads, context.layer, context.causal)
-    elif context.pattern is not None:
-        batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
-        head = torch.arange(heads, device=q.device)[:, None, None]
-        allowed = allowed & context.pattern.allows(batch, head, q, k, facts(context))
-    elif context.causal:
-        allowed = allowed & (k <= q)
+    else:
+        allowed = torch.ones(1, 1, queries.length, keys.length, dtype=torch.bool, device=q.device)
+        if context.pattern is not None:
+            batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
+            head = torch.arange(heads, device=q.device)[:, None, None]
+            allowed = allowed & context.pattern.allows(batch, head, q, k, facts(context))
+        elif context.causal:
+            allowed = allowed & (k <= q)
     if keys.keep is not None:
         allowed = allowed & keys.keep[:, None, None, :]
     if context.mask is not None:
@@ -42,6 +44,17 @@ def pairs(context: Context, heads: int) -> Bool[Tensor, "#b #h n m"] | None:
     if keys.documents is not None and queries.documents is not None:
         allowed = allowed & (queries.documents[:, None, :, None] == keys.documents[:, None, None, :])
     return allowed
+
+
+def remembered_bias(context: Context, heads: int) -> Float[Tensor, "1 #h m m"] | None:
+    """`pairs` as a bias of 0 and -inf, where it is remembered; else None.
+
+    The fused kernel makes this of booleans, anew in every call, which over short inputs costs up to half of its time.
+    """
+    own = (context.mask, context.keys.documents, context.queries.documents)
+    if context.pattern is None or any(part is not None for part in own) or not _plain(context):
+        return None
+    return _remembered_bias(context.pattern, context.keys.length, heads, context.layer, context.causal)
 
 
 def facts(context: Context) -> Facts:
@@ -78,6 +91,17 @@ def _remembered(pattern: Pattern, m: int, heads: int, layer: int, causal: bool) 
         head = torch.arange(heads)[:, None, None]
         allowed = pattern.allows(torch.zeros((), dtype=torch.int64), head, places[:, None], places, known)
         return torch.ones(1, 1, m, m, dtype=torch.bool) & allowed
+
+
+@lru_cache(maxsize=16)
+def _remembered_bias(
+    pattern: Pattern, m: int, heads: int, layer: int, causal: bool
+) -> Float[Tensor, "1 #h m m"] | None:
+    allowed = _remembered(pattern, m, heads, layer, causal)
+    if allowed.numel() > _MOST_REMEMBERED:
+        return None
+    with torch.inference_mode(False), torch.device("cpu"):
+        return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
 
 
 def count(pattern: Pattern, n: int, m: int, heads: int, *, causal: bool, layer: int = 0) -> int:

@@ -138,6 +138,32 @@ def test_equals_the_definition_in_float32(call):
     assert_same(found, gradients(expected, tensors, probe), 1e-4)
 
 
+def test_lists_that_differ_in_one_thing_are_not_mistaken_for_those_of_an_earlier_call():
+    torch.manual_seed(0)
+    offsets, keys, masks = torch.tensor([[0, 1, 3]]), torch.tensor([0, 1, 0]), torch.rand(2, 4, 4) < 0.5
+    first = {
+        "block": 4,
+        "offsets": offsets,
+        "keys": keys,
+        "partial": torch.tensor([0, -1, 1]),
+        "masks": masks,
+        "scale": 1.0,
+    }
+    changes = (
+        {},
+        {"keys": torch.tensor([1, 1, 0])},
+        {"offsets": torch.tensor([[0, 2, 3]])},
+        {"partial": torch.tensor([0, 0, 1])},
+        {"partial": None, "masks": None},
+        {},
+    )
+    for m in (8, 7, 8):
+        tensors = random(1, 1, 8, 4), random(1, 1, m, 4), random(1, 1, m, 3)
+        for change in changes:
+            arguments = first | change
+            assert_same(block_attention(*tensors, **arguments), reference(*tensors, **arguments), 1e-10)
+
+
 def test_a_band_of_blocks_is_a_window():
     """The same pairs through both layouts."""
     n, block, reach = 160, 16, 16

@@ -7,7 +7,7 @@ import torch
 
 from anyformer.context import Context
 from anyformer.pattern import pairs as module
-from anyformer.pattern.pairs import pairs
+from anyformer.pattern.pairs import pairs, remembered_bias
 from anyformer.pattern.read import pattern_of
 from anyformer.side import side
 
@@ -44,3 +44,36 @@ def test_padding_a_cut_and_other_places_are_not_remembered() -> None:
         expected = pattern.allows(batch, head, q, k, module.facts(context))
         assert torch.equal(found, expected if keys.keep is None else expected & keys.keep[:, None, None])
     assert module._remembered.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("text", ["Local(3)", "Causal()", "Random(2, seed=0) | Global([0])"])
+def test_the_remembered_bias_is_the_pairs(text: str, causal: bool) -> None:
+    tokens = side(70, torch.device("cpu"))
+    context = Context(causal, tokens, tokens, pattern=pattern_of(text))
+    bias, allowed = remembered_bias(context, 2), pairs(context, 2)
+    assert bias is not None
+    assert allowed is not None
+    assert torch.equal(bias == 0, allowed)
+    assert torch.equal(bias == -torch.inf, ~allowed)
+
+
+def test_a_bias_is_remembered_only_where_the_pattern_alone_decides_and_it_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = side(70, torch.device("cpu"))
+    context = Context(False, tokens, tokens, pattern=pattern_of("Local(3)"))
+    keep = torch.ones(1, 70, dtype=torch.bool)
+    padded = side(70, torch.device("cpu"), keep=keep)
+    documents = replace(tokens, documents=torch.zeros(1, 70, dtype=torch.int64))
+    for other in (
+        replace(context, pattern=None),
+        replace(context, mask=keep[:, None, None]),
+        replace(context, queries=padded, keys=padded),
+        replace(context, queries=documents, keys=documents),
+    ):
+        assert remembered_bias(other, 2) is None
+    module._remembered_bias.cache_clear()
+    monkeypatch.setattr(module, "_MOST_REMEMBERED", 70 * 70 - 1)
+    assert remembered_bias(context, 2) is None
+    module._remembered_bias.cache_clear()
