@@ -98,44 +98,79 @@ def attend_groups(
     q: Float[Tensor, "b h t s d"],
     k: Float[Tensor, "b h t w d"],
     v: Float[Tensor, "b h t w v"],
-    allowed: Bool[Tensor, "b h t s w"],
+    allowed: Bool[Tensor, "b h t #s #w"] | None,
     scale: float,
     *,
     terms: Terms | None = None,
     bias: Float[Tensor, "b h t #s w"] | None = None,
     dropout: float = 0.0,
-) -> tuple[Float[Tensor, "b h t s v"], Float[Tensor, "b h t s"]]:
-    """Softmax attention of each tile's queries over its own keys, and the log of each row's normaliser.
+) -> Float[Tensor, "b h t s v"]:
+    """Softmax attention of each tile's queries over its own keys.
 
-    A row with nothing allowed gives 0 and a log-sum-exp of -inf. Sums run in the wider of float32 and the input's dtype.
+    A row with nothing allowed gives 0. Sums run in the wider of float32 and the input's dtype.
+
+    Args:
+        allowed: which pairs may meet; None: all.
     """
-    wide = torch.promote_types(torch.float32, q.dtype)
     if not k.shape[3]:
+        return q.new_zeros(*q.shape[:4], v.shape[4], dtype=torch.promote_types(torch.float32, q.dtype))
+    logits, empty = _scored(q, k, allowed, scale, terms, bias)
+    return _weighed(torch.softmax(logits, dim=-1), v, empty, terms, dropout)
+
+
+def attend_groups_with_lse(
+    q: Float[Tensor, "b h t s d"],
+    k: Float[Tensor, "b h t w d"],
+    v: Float[Tensor, "b h t w v"],
+    allowed: Bool[Tensor, "b h t s w"],
+    scale: float,
+    *,
+    terms: Terms | None = None,
+) -> tuple[Float[Tensor, "b h t s v"], Float[Tensor, "b h t s"]]:
+    """The same, and the log of each row's normaliser: -inf where nothing is allowed."""
+    if not k.shape[3]:
+        wide = torch.promote_types(torch.float32, q.dtype)
         return q.new_zeros(*q.shape[:4], v.shape[4], dtype=wide), q.new_full(q.shape[:4], -torch.inf, dtype=wide)
+    logits, empty = _scored(q, k, allowed, scale, terms, None)
+    weights = torch.softmax(logits, dim=-1)
+    top = logits.detach().argmax(dim=-1, keepdim=True)
+    lse = logits.gather(-1, top) - weights.gather(-1, top).log()
+    lse = lse if empty is None else lse.masked_fill(empty, -torch.inf)
+    return _weighed(weights, v, empty, terms, 0.0), lse[..., 0]
+
+
+def _scored(
+    q: Tensor, k: Tensor, allowed: Tensor | None, scale: float, terms: Terms | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits, -inf where a pair may not meet, and the rows that may meet nothing, whose logits are 0; None: there are none."""
+    wide = torch.promote_types(torch.float32, q.dtype)
     logits = (q.to(wide) * scale) @ k.to(wide).mT
     added = None if terms is None else terms.logits(q, k)
     for term in (added, bias):
         if term is not None:
             logits = logits + term.to(wide)
+    if allowed is None:
+        return logits, None
     empty = ~allowed.any(dim=-1, keepdim=True)
-    logits = logits.masked_fill_(~allowed, -torch.inf).masked_fill_(
-        empty, 0.0
-    )  # in place: nothing needs them as they were
-    weights = torch.softmax(logits, dim=-1)
-    top = logits.detach().argmax(dim=-1, keepdim=True)
-    lse = logits.gather(-1, top) - weights.gather(-1, top).log()
+    # in place: nothing needs them as they were
+    return logits.masked_fill_(~allowed, -torch.inf).masked_fill_(empty, 0.0), empty
+
+
+def _weighed(weights: Tensor, v: Tensor, empty: Tensor | None, terms: Terms | None, dropout: float) -> Tensor:
     weights = F.dropout(weights, dropout)
-    out = weights @ v.to(wide)
+    out = weights @ v.to(weights.dtype)
     added = None if terms is None else terms.values(weights)
     if added is not None:
         out = out + added
-    return out.masked_fill(empty, 0.0), lse.masked_fill(empty, -torch.inf)[..., 0]
+    return out if empty is None else out.masked_fill(empty, 0.0)
 
 
 def gather(x: Float[Tensor, "b h n d"], slots: Int[Tensor, "b h t s"]) -> Float[Tensor, "b h t s d"]:
     """The tokens in the given slots."""
-    flat = slots.flatten(2)[..., None].expand(*slots.shape[:2], -1, x.shape[3])
-    return x.gather(2, flat).unflatten(2, slots.shape[2:])
+    b, h, n, width = x.shape
+    begins = n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)
+    # rows of one long list: a gather of each channel by itself takes many times as long
+    return x.reshape(b * h * n, width).index_select(0, (slots + begins).flatten()).view(*slots.shape, width)
 
 
 def _for_all(x: Tensor, heads: int) -> Tensor:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyformer.attention._blocks import Blocks, blocks, leftmost
-from anyformer.attention._groups import FORMS, attend_groups, gate_sums, terms
+from anyformer.attention._groups import FORMS, attend_groups, gate_sums, gather, terms
 from anyformer.attention.base import Attention
 from anyformer.context import Context
 from anyformer.cost import Cost
@@ -166,9 +166,8 @@ def attend_chosen(
     slots = (groups[..., None] * size + inside).flatten(3)  # [b k r w]
 
     def gathered(x: Tensor) -> Tensor:
-        index = groups.flatten(2)[..., None, None]
-        found = laid.keys(x).gather(2, index.expand(*index.shape[:3], size, x.shape[3]))
-        return by_query_head(found.unflatten(2, groups.shape[2:]).flatten(3, 4))
+        by_group = laid.keys(x).flatten(3)  # [b k g size * d]
+        return by_query_head(gather(by_group, groups).unflatten(4, (size, -1)).flatten(3, 4))
 
     def by_query_head(x: Tensor) -> Tensor:
         return x.repeat_interleave(q.shape[1] // heads, dim=1)
@@ -195,5 +194,5 @@ def attend_chosen(
         terms=terms(context, q_slots, by_query_head(slots).clamp(max=k.shape[2] - 1), sums),
         bias=by_query_head(gate.repeat_interleave(size, dim=-1))[:, :, :, None],
         dropout=context.dropout,
-    )[0]
+    )
     return laid.back(out).to(q.dtype)

@@ -86,18 +86,20 @@ class Routing(Attention):
         """Outputs of the queries; see the module's equation. When causal, `k` holds the queries of all tokens, `q` the newest."""
         q, k, v = _clean(q, context.queries.keep), _clean(k, context.keys.keep), _clean(v, context.keys.keep)
         seen = q if self.shares else torch.cat([q, ops.repeat_heads(k, q.shape[1])], dim=2)
-        near = cosines(seen.detach(), self.centroids.detach())
+        unit = units(seen.detach())
+        near = cosines(unit, self.centroids.detach())
         encoding = context.encoding
         v = ops.repeat_heads(v if encoding.turn is None else encoding.turn(v), q.shape[1])
-        out = self._earlier(q, k, v, near, context) if self.site.causal else self._both(q, k, v, near, context)
+        own = near.argmax(dim=-1) if self.site.causal else None
+        out = self._both(q, k, v, near, context) if own is None else self._earlier(q, k, v, own, context)
         if self.training and torch.is_grad_enabled():
-            gradient = pull(seen.detach(), near, self.centroids.detach())
+            gradient = pull(unit, near.argmax(dim=-1) if own is None else own, self.centroids.detach())
             out = _Pull.apply(out, self.centroids, gradient)
         return out if encoding.turn_back is None else encoding.turn_back(out)
 
-    def _earlier(self, q: Tensor, k: Tensor, v: Tensor, near: Tensor, context: Context) -> Tensor:
+    def _earlier(self, q: Tensor, k: Tensor, v: Tensor, clusters: Tensor, context: Context) -> Tensor:
         assert self.window is not None
-        clusters = near.argmax(dim=-1)[:, :, None]  # [b h 1 n]
+        clusters = clusters[:, :, None]  # [b h 1 n]
         if context.cache is not None:
             clusters = context.cache.extend("clusters", clusters.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         if context.keys.documents is not None:
@@ -114,29 +116,36 @@ class Routing(Attention):
             gather(q, q_slots),
             gather(ops.repeat_heads(k, q.shape[1]), k_slots),
             gather(v, k_slots),
-            q_held[..., None] & k_held[..., None, :],
+            meet(q_held, k_held),
             self._scale(context),
             terms=terms(context, q_slots, k_slots),
-        )[0]
+        )
         return mean_by_slot(outs, q_slots, q_held, n).to(v.dtype)
 
     def _scale(self, context: Context) -> float:
         return self.site.head_dim**-0.5 if context.encoding.scale is None else context.encoding.scale
 
 
-def cosines(x: Float[Tensor, "b h n d"], centroids: Float[Tensor, "h c d"]) -> Float[Tensor, "b h n c"]:
-    """The cosine of each token with each centroid."""
-    wide = torch.promote_types(torch.float32, x.dtype)
-    return F.normalize(x.to(wide), dim=-1) @ F.normalize(centroids.to(wide), dim=-1).mT
+def units(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    """Vectors of length 1, or 0."""
+    return F.normalize(x.to(torch.promote_types(torch.float32, x.dtype)), dim=-1)
+
+
+def cosines(unit: Float[Tensor, "b h n d"], centroids: Float[Tensor, "h c d"]) -> Float[Tensor, "b h n c"]:
+    """The cosine of each token, given as a vector of length 1, with each centroid."""
+    return unit @ units(centroids).mT
 
 
 def nearest(
     near: Float[Tensor, "b h n c"], keep: Bool[Tensor, "b n"] | None, window: int | None
-) -> tuple[Int[Tensor, "b h c w"], Bool[Tensor, "b h c w"]]:
+) -> tuple[Int[Tensor, "b h c w"], Bool[Tensor, "b h c w"] | None]:
     """The slots of the w tokens nearest to each centroid, the earlier of two equal ones first, and which of them count.
 
     Args:
         window: w; None: real tokens / clusters, which may differ from row to row.
+
+    Returns:
+        Slots, and whether each counts; None: all do.
     """
     n, clusters = near.shape[2:]
     most = min(n, -(-n // clusters) if window is None else window)
@@ -145,38 +154,55 @@ def nearest(
         rank = torch.where(keep[:, None, :, None], rank, torch.iinfo(torch.int64).min)
     slots = rank.topk(most, dim=2).indices.mT
     if keep is None:
-        return slots, torch.ones_like(slots, dtype=torch.bool)
+        return slots, None
     real = keep.sum(dim=1)
     count = -(-real // clusters) if window is None else real.clamp(max=window)
     held = torch.arange(most, device=near.device) < count[:, None]
     return slots, held[:, None, None].expand_as(slots)
 
 
+def meet(
+    q_held: Bool[Tensor, "b h c w"] | None, k_held: Bool[Tensor, "b h c u"] | None
+) -> Bool[Tensor, "b h c _w _u"] | None:
+    """Which pairs of a cluster count; None: all do."""
+    if q_held is None and k_held is None:
+        return None
+    if q_held is None:
+        return None if k_held is None else k_held[..., None, :]
+    return q_held[..., None] if k_held is None else q_held[..., None] & k_held[..., None, :]
+
+
 def mean_by_slot(
-    outs: Float[Tensor, "b h c w v"], slots: Int[Tensor, "b h c w"], held: Bool[Tensor, "b h c w"], n: int
+    outs: Float[Tensor, "b h c w v"], slots: Int[Tensor, "b h c w"], held: Bool[Tensor, "b h c w"] | None, n: int
 ) -> Float[Tensor, "b h n v"]:
     """For each of n tokens the mean of what the clusters that hold it give; 0 where none does."""
-    flat, counts = slots.flatten(2), held.flatten(2).to(outs.dtype)
-    found = outs.new_zeros(*outs.shape[:2], n, outs.shape[-1])
-    parts = outs.flatten(2, 3) * counts[..., None]
-    found = found.scatter_add(2, flat[..., None].expand_as(parts), parts)
-    times = outs.new_zeros(*outs.shape[:2], n).scatter_add(2, flat, counts)
-    return found / times.clamp(min=1.0)[..., None]
+    b, h, width = *outs.shape[:2], outs.shape[4]
+    rows = (slots + n * torch.arange(b * h, device=slots.device).view(b, h, 1, 1)).flatten()
+    counts = outs.new_ones(rows.shape) if held is None else held.flatten().to(outs.dtype)
+    parts = outs.reshape(len(rows), width)
+    parts = parts if held is None else parts * counts[:, None]
+    found = outs.new_zeros(b * h * n, width).index_add(0, rows, parts)
+    times = outs.new_zeros(b * h * n).index_add(0, rows, counts)
+    return (found / times.clamp(min=1.0)[:, None]).view(b, h, n, width)
 
 
 def pull(
-    x: Float[Tensor, "b h n d"], near: Float[Tensor, "b h n c"], centroids: Float[Tensor, "h c d"]
+    unit: Float[Tensor, "b h n d"], clusters: Int[Tensor, "b h n"], centroids: Float[Tensor, "h c d"]
 ) -> Float[Tensor, "h c d"]:
-    """The gradient on centroids u of the mean over tokens x of 1 - cos(x, u_nearest); vectors of 0 are no tokens."""
-    wide = near.dtype
-    unit = F.normalize(x.to(wide), dim=-1)
-    index = near.argmax(dim=-1).transpose(0, 1).flatten(1)[..., None]  # [h, b n, 1]
-    tokens = unit.transpose(0, 1).flatten(1, 2)
-    sums = torch.zeros_like(centroids, dtype=wide).scatter_add(1, index.expand_as(tokens), tokens)
-    count = tokens.any(dim=-1).sum(dim=-1).clamp(min=1)[:, None, None]
-    length = centroids.to(wide).norm(dim=-1, keepdim=True)
-    along = centroids.to(wide) / length
-    return (((sums * along).sum(dim=-1, keepdim=True) * along - sums) / (length * count)).to(centroids.dtype)
+    """The gradient on centroids u of the mean over tokens of 1 - cos(x, u_nearest).
+
+    Args:
+        unit: the tokens as vectors of length 1; those of 0 are no tokens.  clusters: their nearest centroids.
+    """
+    heads, count, width = centroids.shape
+    rows = clusters + count * torch.arange(heads, device=clusters.device)[:, None]
+    sums = unit.new_zeros(heads * count, width).index_add_(0, rows.flatten(), unit.flatten(0, 2))
+    sums = sums.view(heads, count, width)
+    real = (torch.linalg.vecdot(unit, unit) > 0).transpose(0, 1).flatten(1)
+    tokens = real.sum(dim=-1).clamp(min=1)[:, None, None]
+    length = centroids.to(unit.dtype).norm(dim=-1, keepdim=True)
+    along = centroids.to(unit.dtype) / length
+    return (((sums * along).sum(dim=-1, keepdim=True) * along - sums) / (length * tokens)).to(centroids.dtype)
 
 
 class _Pull(torch.autograd.Function):

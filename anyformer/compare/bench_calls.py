@@ -96,7 +96,8 @@ def own_calls(contender: Contender, setting: Setting, length: int, inputs: Input
         position = "none" if contender.role == "dense" else contender.position
         x = inputs.hidden(length)
         layer = build_mixer(attention, position, setting.site(length)).to(inputs.dtype)
-        return calls_of(lambda: (layer(x),), (x, *layer.parameters()), inputs, (layer,))
+        flags = first_token(setting, length) if type(layer).takes_flags else None  # a method that is made for them
+        return calls_of(lambda: (layer(x, global_mask=flags),), (x, *layer.parameters()), inputs, (layer,))
     q, k, v = inputs.heads(length)
     if contender.role == "dense":
         causal = setting.causal
@@ -122,6 +123,11 @@ def _attention(contender: Contender, setting: Setting, length: int, inputs: Inpu
 
     leaves = (q, k, v, *(() if x is None else (x,)), *attention.parameters(), *position.parameters())
     return calls_of(out, leaves, inputs, (attention, position))
+
+
+def first_token(setting: Setting, length: int) -> Tensor:
+    """Bool[b n]: the first token of each row."""
+    return (torch.arange(length) == 0).expand(setting.batch, -1)
 
 
 def calls_of(

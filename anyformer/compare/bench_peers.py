@@ -1,30 +1,25 @@
-"""Other packages' attentions, timed in the same rounds as ours.
+"""Other packages' attentions, timed in the same rounds as ours, with the sizes that ours have by default.
 
 Those that project by themselves are timed as whole layers; where attention alone is asked for, their bare linear maps are timed in
 the same rounds and subtracted. Memory is that of the whole layer then.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from torch import Tensor, nn
-
-from anyformer.compare.bench_calls import Calls, Inputs, calls_of
+from anyformer.compare import bench_peer_attends as attends
+from anyformer.compare import bench_peer_layers as layers
+from anyformer.compare.bench_calls import Calls, Inputs
 from anyformer.compare.bench_record import Setting
 from anyformer.errors import SpecError
 from anyformer.registry import unknown
 
-_WINDOW = 256  # tokens on each side
-_BLOCK, _RANDOM = 64, 3
-_BUCKET = 64  # lucidrains' default of causal linear attention
-_GLOBAL = 10_000.0  # what Longformer's mask holds at a global token
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_BOTH, _EITHER = frozenset({False}), frozenset({False, True})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Peer:
     """One method of another package.
 
@@ -32,6 +27,7 @@ class Peer:
         make: its calls at a length.
         package: what is imported.  extra: what installs it.
         what: the method in a few words.
+        form: "attend", a function of q, k and v; "core", a layer whose linear maps can be subtracted; "layer", timed whole only.
         causal: the directions it can do.
         multiple: its lengths are multiples of this many tokens.
         least: and at least this many.
@@ -41,8 +37,9 @@ class Peer:
     package: str
     extra: str
     what: str
-    causal: frozenset[bool]
-    multiple: int
+    form: Literal["attend", "core", "layer"]
+    causal: frozenset[bool] = _EITHER
+    multiple: int = 1
     least: int = 1
 
 
@@ -65,7 +62,10 @@ def peer(name: str) -> Peer:
 
 def peer_refusal(name: str, setting: Setting) -> str:
     """Why a peer is not timed at all; "" where it is."""
-    if setting.causal in peer(name).causal:
+    found = peer(name)
+    if found.form == "layer" and setting.what == "attention":
+        return f"{name} is a whole layer, without queries and keys to hand over; time it with --what layer"
+    if setting.causal in found.causal:
         return ""
     form, option = ("causal", "--causal") if setting.causal else ("bidirectional", "--both")
     return f"{name} has no {form} form; leave {option} out"
@@ -84,147 +84,132 @@ def peer_calls(name: str, setting: Setting, length: int, inputs: Inputs) -> Call
     return found.make(setting, length, inputs)
 
 
-def _longformer(setting: Setting, length: int, inputs: Inputs) -> Calls:
-    from transformers import LongformerConfig
-    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
-
-    config = LongformerConfig(
-        hidden_size=setting.dim,
-        num_attention_heads=setting.heads,
-        attention_window=[2 * _WINDOW],
-        num_hidden_layers=1,
-        attention_probs_dropout_prob=0.0,
-    )
-    layer = LongformerSelfAttention(config, 0).to(inputs.dtype)
-    x = inputs.hidden(length)
-    mask = torch.zeros(setting.batch, length, dtype=inputs.dtype)
-    mask[:, 0] = _GLOBAL
-
-    def attend() -> Tensor:
-        return layer(
-            x,
-            attention_mask=mask,
-            is_index_masked=mask < 0,
-            is_index_global_attn=mask > 0,
-            is_global_attn=True,
-        )[0]
-
-    maps = (layer.query, layer.key, layer.value, layer.key_global, layer.value_global)
-    return _without_maps(setting, inputs, attend, layer, maps, x, first=layer.query_global)
-
-
-def _bigbird(setting: Setting, length: int, inputs: Inputs) -> Calls:
-    from transformers import BigBirdConfig
-    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
-
-    config = BigBirdConfig(
-        hidden_size=setting.dim,
-        num_attention_heads=setting.heads,
-        num_random_blocks=_RANDOM,
-        block_size=_BLOCK,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=length,
-    )
-    layer = BigBirdBlockSparseAttention(config, seed=setting.seed).to(inputs.dtype)
-    x = inputs.hidden(length)
-    real = torch.ones(setting.batch, length, dtype=inputs.dtype)
-    blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(real, _BLOCK)
-
-    def attend() -> Tensor:
-        return layer(x, band, rows, columns, blocked, blocked)[0]
-
-    return _without_maps(setting, inputs, attend, layer, (layer.query, layer.key, layer.value), x)
-
-
-def _local(setting: Setting, length: int, inputs: Inputs) -> Calls:
-    from local_attention import LocalAttention
-
-    attention = LocalAttention(window_size=_WINDOW, causal=setting.causal, use_rotary_pos_emb=False)
-    return _projected(setting, length, inputs, attention)
-
-
-def _linear(setting: Setting, length: int, inputs: Inputs) -> Calls:
-    from linear_attention_transformer import linear_attention_transformer as package
-
-    return _projected(setting, length, inputs, package.causal_linear_attn if setting.causal else package.linear_attn)
-
-
-def _without_maps(
-    setting: Setting,
-    inputs: Inputs,
-    attend: Callable[[], Tensor],
-    layer: nn.Module,
-    maps: Sequence[nn.Module],
-    x: Tensor,
-    first: nn.Module | None = None,
-) -> Calls:
-    """A layer that projects by itself: with an output map as a whole layer, without any map as attention.
-
-    Args:
-        maps: its linear maps of all tokens.  first: that of the first token only.
-    """
-    if setting.what == "layer":
-        output = nn.Linear(setting.dim, setting.dim).to(inputs.dtype)
-        leaves = (x, *layer.parameters(), *output.parameters())
-        return calls_of(lambda: (output(attend()),), leaves, inputs, (layer, output))
-
-    def bare() -> tuple[Tensor, ...]:
-        mapped = tuple(each(x) for each in maps)
-        return mapped if first is None else (*mapped, first(x[:, :1]))
-
-    weights = [weight for each in (*maps, *([] if first is None else [first])) for weight in each.parameters()]
-    less = calls_of(bare, (x, *weights), inputs)
-    return calls_of(lambda: (attend(),), (x, *layer.parameters()), inputs, (layer,), less)
-
-
-def _projected(setting: Setting, length: int, inputs: Inputs, attend: Attend) -> Calls:
-    """A function of q, k and v: as it is, or between four linear maps as a layer."""
-    if setting.what == "attention":
-        q, k, v = inputs.heads(length)
-        return calls_of(lambda: (attend(q, k, v),), (q, k, v), inputs)
-    x = inputs.hidden(length)
-    maps = nn.ModuleList(nn.Linear(setting.dim, setting.dim) for _ in range(4)).to(inputs.dtype)
-
-    def layer() -> tuple[Tensor]:
-        q, k, v = (each(x).unflatten(-1, (setting.heads, -1)).transpose(1, 2) for each in maps[:3])
-        return (maps[3](attend(q, k, v).transpose(1, 2).flatten(2)),)
-
-    return calls_of(layer, (x, *maps.parameters()), inputs)
-
-
-_EITHER = frozenset({False, True})
 PEERS = {
     "hf-longformer": Peer(
-        make=_longformer,
+        make=layers.longformer,
         package="transformers",
         extra="hf",
         what="window of 256 on each side, the first token global",
-        causal=frozenset({False}),
-        multiple=2 * _WINDOW,
+        form="core",
+        causal=_BOTH,
+        multiple=2 * layers.WINDOW,
     ),
     "hf-bigbird": Peer(
-        make=_bigbird,
+        make=layers.bigbird,
         package="transformers",
         extra="hf",
         what="blocks of 64, 3 at random",
-        causal=frozenset({False}),
-        multiple=_BLOCK,
-        least=(6 + 2 * _RANDOM) * _BLOCK,  # shorter inputs it hands to dense attention
+        form="core",
+        causal=_BOTH,
+        multiple=layers.BLOCK,
+        least=(6 + 2 * layers.RANDOM) * layers.BLOCK,  # shorter inputs it hands to dense attention
+    ),
+    "hf-reformer": Peer(
+        make=layers.reformer,
+        package="transformers",
+        extra="hf",
+        what="4 rounds of hashing, chunks of 64",
+        form="core",
+        multiple=2 * layers.BUCKET,
+    ),
+    "hf-fnet": Peer(
+        make=layers.fnet,
+        package="transformers",
+        extra="hf",
+        what="the Fourier transform",
+        form="layer",
+        causal=_BOTH,
+    ),
+    "hf-mla": Peer(
+        make=layers.mla,
+        package="transformers",
+        extra="hf",
+        what="DeepSeek-V3's attention, a latent of four heads' width",
+        form="layer",
     ),
     "lucidrains-local": Peer(
-        make=_local,
+        make=attends.local,
         package="local_attention",
         extra="oracles",
         what="blocks of 256 and their neighbours",
-        causal=_EITHER,
-        multiple=_WINDOW,
+        form="attend",
+        multiple=layers.WINDOW,
     ),
     "lucidrains-linear": Peer(
-        make=_linear,
+        make=attends.linear,
         package="linear_attention_transformer",
         extra="oracles",
         what="linear attention; causal in buckets of 64",
-        causal=_EITHER,
-        multiple=_BUCKET,
+        form="attend",
+        multiple=64,
+    ),
+    "lucidrains-performer": Peer(
+        make=attends.performer,
+        package="performer_pytorch",
+        extra="oracles",
+        what="256 random features",
+        form="attend",
+    ),
+    "lucidrains-reformer": Peer(
+        make=attends.reformer,
+        package="reformer_pytorch",
+        extra="oracles",
+        what="4 rounds of hashing, chunks of 64",
+        form="attend",
+        multiple=2 * layers.BUCKET,
+    ),
+    "lucidrains-routing": Peer(
+        make=attends.routing,
+        package="routing_transformer",
+        extra="oracles",
+        what="as many clusters as the root of the length; causal ones leak",
+        form="attend",
+    ),
+    "lucidrains-sinkhorn": Peer(
+        make=attends.sinkhorn,
+        package="sinkhorn_transformer",
+        extra="oracles",
+        what="blocks of 32, balanced 8 times, its values made of keys; causal: the best earlier block",
+        form="attend",
+        multiple=attends.SORTED,
+        least=2 * attends.SORTED,
+    ),
+    "lucidrains-topk": Peer(
+        make=attends.topk,
+        package="x_transformers",
+        extra="oracles",
+        what="the 8 largest logits of each row",
+        form="attend",
+    ),
+    "lucidrains-linformer": Peer(
+        make=layers.linformer,
+        package="linformer",
+        extra="oracles",
+        what="64 mixtures of keys and of values",
+        form="core",
+        causal=_BOTH,
+    ),
+    "lucidrains-nystrom": Peer(
+        make=layers.nystrom,
+        package="nystrom_attention",
+        extra="oracles",
+        what="64 landmarks, six steps towards the inverse, a convolution of 33",
+        form="core",
+        causal=_BOTH,
+        multiple=layers.LANDMARKS,
+    ),
+    "lucidrains-gmlp": Peer(
+        make=layers.gmlp,
+        package="g_mlp_pytorch",
+        extra="oracles",
+        what="a gate three times as wide as the layer",
+        form="layer",
+    ),
+    "lucidrains-amlp": Peer(
+        make=layers.amlp,
+        package="g_mlp_pytorch",
+        extra="oracles",
+        what="the same with one head of 64",
+        form="layer",
     ),
 }

@@ -34,12 +34,19 @@ class SpatialGate(nn.Module):
         z = self.norm(z)
         if context.queries.keep is not None:  # the norm's bias made padding non-zero
             z = blank(z, context.queries.keep)
-        # slots are places, unless a cache has rows of several lengths
-        places = torch.arange(z.shape[1], device=z.device)[None]
-        if context.cache is not None:
-            places = context.queries.places
-            z = leftmost(context.keys, context.cache.extend("z", z))[1][0]
+        if context.cache is None:  # slots are places
+            n = z.shape[1]
+            return torch.einsum("nm,bmf->bnf", self.first(n), z) + self.bias[:n, None]
+        places = context.queries.places
+        z = leftmost(context.keys, context.cache.extend("z", z))[1][0]
         return torch.einsum("bnm,bmf->bnf", self.rows(places, z.shape[1]), z) + self.bias[places][..., None]
+
+    def first(self, n: int) -> Float[Tensor, "n n"]:
+        """The first n rows and columns of W: a part of the table, where picking its rows would copy them."""
+        if self.weight.dim() == 1:
+            return self.rows(torch.arange(n, device=self.weight.device)[None], n)[0]
+        weight = self.weight[:n, :n]
+        return weight.tril() if self.causal else weight
 
     def rows(self, places: Int[Tensor, "#b n"], m: int) -> Float[Tensor, "#b n m"]:
         """The rows of W at these places, over the places 0 to m - 1."""

@@ -28,7 +28,7 @@ from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.mixer.base import Mixer
 from anyformer.ops.left import leftmost
-from anyformer.ops.softmax import repeat_heads
+from anyformer.ops.softmax import fused, repeat_heads
 from anyformer.pattern.pairs import pairs
 from anyformer.site import Site
 from anyformer.typing import Size
@@ -111,9 +111,17 @@ class Synthesizer(Mixer):
         v = repeat_heads(rows["v"].unflatten(-1, (-1, width)).transpose(1, 2), self.site.heads)
         if keys.keep is not None:  # 0 times NaN would reach the output
             v = torch.where(keys.keep[:, None, :, None], v, torch.zeros_like(v))
-        logits = self.logits(x, rows.get("k"), context.queries.places, v.shape[2])
-        out = weighed(logits, pairs(replace(context, keys=keys), 1), v, self.dropout if self.training else 0.0)
+        out = self._weighed(x, v, rows.get("k"), replace(context, keys=keys))
         return self.o(out.transpose(1, 2).flatten(2))
+
+    def _weighed(self, x: Tensor, v: Tensor, k: Tensor | None, context: Context) -> Float[Tensor, "b h n v"]:
+        """The values that each token reads; dense scores alone are a product, of which no tensor of all pairs is made."""
+        dropout, m = self.dropout if self.training else 0.0, v.shape[2]
+        if self.dense is None or not self.dense.thin or self.shares is not None:
+            return weighed(self.logits(x, k, context.queries.places, m), pairs(context, 1), v, dropout)
+        triangle = context.plainly_causal
+        allowed = None if triangle else pairs(context, 1)
+        return weighed_products(*self.dense.factors(x, m), v, allowed, triangle, dropout)
 
     def logits(
         self, x: Float[Tensor, "b n c"], k: Float[Tensor, "b m kd"] | None, places: Int[Tensor, "#b n"], m: int
@@ -146,6 +154,8 @@ class Dense(nn.Module):
         self.width = math.isqrt(site.max_length - 1) + 1
         sizes = (-(-site.max_length // self.width), self.width) if factorised else (site.max_length,)
         self.head_dim = site.head_dim
+        self.thin = not factorised
+        """Whether the scores are a product of something of the token and something of the place."""
         self.hidden = nn.Linear(site.dim, site.heads * site.head_dim, bias=bias)
         self.out = nn.ParameterList(torch.empty(site.heads, site.head_dim, size) for size in sizes)
         self.out_bias = nn.ParameterList(torch.zeros(site.heads, size) for size in sizes if bias)
@@ -154,12 +164,23 @@ class Dense(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n c"], m: int) -> Float[Tensor, "b h n m"]:
         """The scores of places 0 to m - 1."""
-        hidden = F.relu(self.hidden(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        hidden = self._hidden(x)
         if len(self.out) == 1:
             return self._scores(hidden, 0, m)
         coarse, fine = (self._scores(hidden, part, weight.shape[-1]) for part, weight in enumerate(self.out))
         places = torch.arange(m, device=x.device)
         return coarse[..., places // self.width] * fine[..., places % self.width]
+
+    def factors(self, x: Float[Tensor, "b n c"], m: int) -> tuple[Float[Tensor, "b h n f"], Float[Tensor, "b h m f"]]:
+        """What the scores of places 0 to m - 1 are a product of, where they are one."""
+        hidden, columns = self._hidden(x), self.out[0][..., :m].mT
+        if len(self.out_bias):
+            hidden = F.pad(hidden, (0, 1), value=1.0)
+            columns = torch.cat([columns, self.out_bias[0][:, :m, None]], dim=-1)
+        return hidden, columns.expand(len(x), -1, -1, -1)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.hidden(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _scores(self, hidden: Tensor, part: int, count: int) -> Tensor:
         scores = torch.einsum("bhnd,hdm->bhnm", hidden, self.out[part][..., :count])
@@ -184,6 +205,26 @@ class Random(nn.Module):
             return self.table[0][:, :, :m][:, places].transpose(0, 1)
         rows = self.table[0][:, places].transpose(0, 1)  # b h n rank
         return torch.einsum("bhnr,hmr->bhnm", rows, self.table[1][:, :m])
+
+
+def weighed_products(
+    left: Float[Tensor, "b h n f"],
+    right: Float[Tensor, "b h m f"],
+    v: Float[Tensor, "b h m v"],
+    allowed: Bool[Tensor, "#b 1 #n m"] | None,
+    triangle: bool,
+    dropout: float,
+) -> Float[Tensor, "b h n v"]:
+    """`weighed` of the logits left right^T, of which no tensor is made.
+
+    Args:
+        triangle: whether the allowed pairs are exactly those of a lower triangle (then `allowed` is None).
+    """
+    value = v.shape[3]
+    most = max(left.shape[3], value)  # the kernel that makes no tensor of all pairs wants one width
+    left, right, v = (F.pad(x, (0, most - x.shape[3])) for x in (left, right, v))
+    out = fused(left, right, v, allowed=allowed, lower_triangle=triangle, scale=1.0, dropout=dropout)
+    return out[..., :value]
 
 
 def weighed(

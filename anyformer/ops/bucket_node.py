@@ -1,19 +1,27 @@
-"""The pass of `bucket_pass` as one node of a graph, with its gradient."""
+"""The passes of `bucket_pass` and `bucket_pairs` as one node of a graph, with its gradient."""
 
 import torch
 from torch import Tensor
 
-from anyformer.ops import bucket_pass
+from anyformer.ops import bucket_pairs, bucket_pass
 from anyformer.ops.node import expressed, node
 from anyformer.ops.softmax import dense
 from anyformer.ops.tile import working_dtype
 
 
+def pairs_are_fewer(order: Tensor, causal: bool, size: int) -> bool:
+    """Whether a row has no more keys than the windows of all rounds [b h rounds n] together."""
+    rounds, n = order.shape[2:]
+    return n <= rounds * size * (3 if causal else 4)
+
+
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, order: Tensor, chunk: Tensor, causal: bool, scale: float, size: int
 ) -> tuple[Tensor, Tensor]:
-    """`bucket_pass.forward`."""
+    """`bucket_pass.forward`, or the same over all pairs."""
     with torch.autocast(q.device.type, enabled=False):
+        if pairs_are_fewer(order, causal, size):
+            return bucket_pairs.forward(q, k, v, chunk, causal, scale)
         return bucket_pass.forward(q, k, v, order, chunk, causal, scale, size)
 
 
@@ -35,8 +43,10 @@ def run_backward(
     scale: float,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`bucket_pass.backward`."""
+    """`bucket_pass.backward`, or the same over all pairs."""
     with torch.autocast(q.device.type, enabled=False):
+        if pairs_are_fewer(order, causal, size):
+            return bucket_pairs.backward(d_out, q, k, v, chunk, out, lse, causal, scale)
         return bucket_pass.backward(d_out, q, k, v, order, chunk, out, lse, causal, scale, size)
 
 

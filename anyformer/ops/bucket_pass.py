@@ -44,7 +44,7 @@ class Head:
         self.rows, self.slots = self.tiles * size, (self.tiles + self.parts - 1) * size
         self.work = Scratch(working_dtype(q), q.device)
         threads = torch.get_num_threads() if q.device.type == "cpu" else 64
-        self.at_once = tiles_at_once(size * self.window, threads)
+        self.at_once = tiles_at_once(2 * size * self.window, threads)  # weights and their gradient
         self.whole = torch.int16 if self.n <= _FEW else torch.int32
         own = torch.zeros(size, self.window, dtype=self.work.dtype, device=q.device)
         places = torch.arange(self.window, device=q.device) - 2 * size - torch.arange(size, device=q.device)[:, None]
@@ -137,7 +137,9 @@ def forward(
     out = in_huge_pages(v.new_empty(*q.shape[:3], v.shape[3], dtype=work.dtype))
     lse = out.new_empty(q.shape[:3])
     for at in itertools.product(range(q.shape[0]), range(q.shape[1])):
-        outs, lses = work.take("outs", rounds, n, v.shape[3]), work.take("lses", rounds, n)
+        outs, lses = out[at][None], lse[at][None]
+        if rounds > 1:
+            outs, lses = work.take("outs", rounds, n, v.shape[3]), work.take("lses", rounds, n)
         for number in range(rounds):
             head.enter(order[at][number], chunk[at][: number + 1])
             queries, keys, values = head.sorted(q[at], "q"), head.padded(k[at], "k"), head.padded(v[at], "v")
@@ -148,10 +150,11 @@ def forward(
                 head.tiled(logs, cut).copy_(log)
             outs[number].index_copy_(0, head.order, rows[:n])
             lses[number].index_copy_(0, head.order, logs[:n, 0])
-        torch.logsumexp(lses, 0, out=lse[at])
+        if rounds > 1:
+            torch.logsumexp(lses, 0, out=lse[at])
+            share = lses.sub_(lse[at].nan_to_num(neginf=0.0)).exp_().unsqueeze(-1)
+            torch.sum(outs.mul_(share), 0, out=out[at])
         alone = lse[at] == -math.inf
-        share = lses.sub_(lse[at].masked_fill(alone, 0.0)).exp_().unsqueeze(-1)
-        torch.sum(outs.mul_(share), 0, out=out[at])
         out[at][alone] = _own(v[at], chunk[at][0])[alone].to(work.dtype)
     return out, lse
 

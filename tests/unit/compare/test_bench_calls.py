@@ -75,22 +75,42 @@ def test_refusals_say_what_to_type() -> None:
     causal = setting_of(SMALL | {"causal": True})
     assert peer_refusal("hf-longformer", causal) == "hf-longformer has no causal form; leave --causal out"
     assert peer_refusal("lucidrains-local", causal) == ""
+    whole = "hf-fnet is a whole layer, without queries and keys to hand over; time it with --what layer"
+    assert peer_refusal("hf-fnet", setting) == whole
 
 
-@pytest.mark.parametrize("what", ["attention", "layer"])
-@pytest.mark.parametrize("name", sorted(PEERS))
-def test_peers_run(name: str, what: str) -> None:
+RUNS = [
+    (name, what, causal)
+    for name, peer in sorted(PEERS.items())
+    for what in ("attention", "layer")
+    for causal in sorted(peer.causal)
+    if peer.form != "layer" or what == "layer"
+]
+
+
+@pytest.mark.parametrize(("name", "what", "causal"), RUNS)
+def test_peers_run(name: str, what: str, causal: bool) -> None:
     """The maps that are subtracted are all that the peer has; as a layer there is nothing to subtract."""
-    setting = setting_of(SMALL | {"what": what})
-    length = max(PEERS[name].multiple, PEERS[name].least)
+    setting = setting_of(SMALL | {"what": what, "causal": causal})
+    assert peer_refusal(name, setting) == ""
+    length = max(PEERS[name].multiple, PEERS[name].least, 16)
     calls = peer_calls(name, setting, length, Inputs(setting))
     calls.forward()
     calls.forward_backward()
-    projects = name.startswith("hf-")
-    assert (calls.less is not None) == (projects and what == "attention")
+    assert (calls.less is not None) == (PEERS[name].form == "core" and what == "attention")
     if calls.less is not None:
         calls.less.forward()
         calls.less.forward_backward()
+
+
+def test_our_longformer_has_the_global_token_of_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.mixer.longformer import Longformer
+
+    given = []
+    monkeypatch.setattr(Longformer, "mix", lambda self, x, context: given.append(context.keys.flags) or x)
+    setting = setting_of(SMALL | {"what": "layer"})
+    own_calls(own("longformer(window=4)"), setting, 16, Inputs(setting)).forward()
+    assert given[0].nonzero().tolist() == [[0, 0]]
 
 
 def test_a_core_is_the_layer_without_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention._chunks import cut
-from anyformer.ops import bucket_pass
+from anyformer.ops import bucket_node, bucket_pairs, bucket_pass
 from anyformer.ops.bucket_node import bucket_forward, pass_composite
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -22,11 +22,14 @@ def made(n: int, size: int, padded: bool, buckets: int = 5) -> tuple[list[Tensor
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n", "size", "padded"), [(37, 4, True), (32, 8, False), (5, 8, True), (20, 3, False)])
 @pytest.mark.parametrize("few", [0, 2**13])
+@pytest.mark.parametrize("in_tiles", [True, False])
 def test_equals_all_pairs(
-    causal: bool, n: int, size: int, padded: bool, few: int, monkeypatch: pytest.MonkeyPatch
+    causal: bool, n: int, size: int, padded: bool, few: int, in_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_pass, "_FEW", few)
-    monkeypatch.setattr(bucket_pass, "tiles_at_once", lambda scores, threads: 3)
+    monkeypatch.setattr(bucket_node, "pairs_are_fewer", lambda order, causal, size: not in_tiles)
+    for module in (bucket_pass, bucket_pairs):
+        monkeypatch.setattr(module, "_FEW", few)
+        monkeypatch.setattr(module, "tiles_at_once", lambda scores, threads: 3)
     inputs, order, chunk = made(n, size, padded, buckets=2 * n // size)
     out = bucket_forward(*inputs, order, chunk, causal, SCALE, size)[0]
     truth = pass_composite(*inputs, chunk, causal, SCALE)
@@ -63,3 +66,11 @@ def test_keeps_the_precision_of_its_dtype() -> None:
     for dtype, most in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
         for one, other in zip(results(dtype, dtype), results(dtype, torch.float64), strict=True):
             assert float((one.double() - other).abs().max() / other.abs().max()) < most
+
+
+@pytest.mark.parametrize(
+    ("n", "causal", "fewer"), [(48, False, True), (49, False, False), (36, True, True), (37, True, False)]
+)
+def test_short_rows_are_read_pair_by_pair(n: int, causal: bool, fewer: bool) -> None:
+    _, order, _ = made(n, 4, padded=False)  # windows of 16 keys, or 12 when causal, in each of 3 rounds
+    assert bucket_node.pairs_are_fewer(order, causal, 4) == fewer
