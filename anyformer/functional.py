@@ -13,9 +13,10 @@ from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
 from anyformer.model.build import build_position
 from anyformer.pattern.base import Pattern
+from anyformer.pattern.read import pattern_of
 from anyformer.position.base import Position
 from anyformer.position.bind import bind
-from anyformer.side import Side
+from anyformer.side import Side, whole
 from anyformer.site import Site
 
 
@@ -24,7 +25,7 @@ def attend(
     k: Float[Tensor, "b k m d"],
     v: Float[Tensor, "b k m v"],
     *,
-    pattern: Pattern | None = None,
+    pattern: Pattern | str | None = None,
     causal: bool = False,
     attention_mask: Bool[Tensor, "b m"] | Int[Tensor, "b m"] | None = None,
     document_ids: Int[Tensor, "b m"] | None = None,
@@ -36,6 +37,7 @@ def attend(
     k_positions: Int[Tensor, "#b m *a"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sink: Float[Tensor, " h"] | None = None,
     dropout: float = 0.0,
     impl: softmax.Impl = "auto",
 ) -> Float[Tensor, "b h n v"]:
@@ -47,7 +49,7 @@ def attend(
     h // (h / k). A query that may look nowhere gives exactly 0.
 
     Args:
-        pattern: which pairs may meet, for example `af.Local(128) | af.Global([0])`; None: all.
+        pattern: which pairs may meet, for example `af.Local(128) | af.Global([0])`, or a text such as "local(128)"; None: all.
         causal: whether a query sees only keys of its own place or before.
         attention_mask: which keys are real tokens (True or 1).
         document_ids: document of each key; the queries are the last n. Different documents never meet.
@@ -59,18 +61,19 @@ def attend(
         k_positions: the same of the keys.
         scale: factor on q . k; None: the encoding's own, or d ** -0.5.
         softcap: c in `c * tanh(logits / c)`, before bias and mask; None: none.
+        sink: for each head the logit of one more key, which every query meets and which holds no value; with gradient. None: none.
         dropout: probability of dropping a weight.
         impl: "reference" writes the softmax out, "torch" calls the fused dense kernel, "tiles" computes the pattern's pairs only,
             "flex" the same through FlexAttention (no gradient on a CPU); "auto" takes what is cheapest and can do it.
 
     Raises:
         SpecError: a wrong spec, a spec of an encoding with weights, or an impl that cannot do what was asked.
+        ValueError: an argument whose shape or kind of numbers does not fit.
         IncompatibleError: an encoding that does not act inside attention.
     """
     keys = _keys(k, attention_mask, document_ids, global_mask, k_positions)
-    context = _context(
-        q, keys, q_positions, causal=causal, pattern=pattern, mask=mask, bias=bias, softcap=softcap, dropout=dropout
-    )
+    own = {"mask": mask, "bias": bias, "softcap": softcap, "sink": sink, "dropout": dropout}
+    context = _context(q, keys, q_positions, causal=causal, pattern=pattern, **own)
     q, k, context = _place(q, k, context, position)
     return softmax.attend(q, k, v, context, scale, impl)
 
@@ -80,7 +83,7 @@ def attend_with_lse(
     k: Float[Tensor, "b k m d"],
     v: Float[Tensor, "b k m v"],
     *,
-    pattern: Pattern | None = None,
+    pattern: Pattern | str | None = None,
     causal: bool = False,
     attention_mask: Bool[Tensor, "b m"] | Int[Tensor, "b m"] | None = None,
     document_ids: Int[Tensor, "b m"] | None = None,
@@ -126,7 +129,7 @@ def _keys(
     indices = torch.arange(m, device=k.device)[None]  # nothing is moved here: places are indices
     return Side(
         places=indices,
-        positions=indices if k_positions is None else k_positions,
+        positions=indices if k_positions is None else whole("k_positions", k_positions),
         keep=truths("attention_mask", attention_mask),
         documents=document_ids,
         flags=truths("global_mask", global_mask),
@@ -134,7 +137,15 @@ def _keys(
     )
 
 
-def _context(q: Tensor, keys: Side, q_positions: Tensor | None, *, causal: bool, **facts: Any) -> Context:
+def _context(
+    q: Tensor,
+    keys: Side,
+    q_positions: Tensor | None,
+    *,
+    causal: bool,
+    pattern: Pattern | str | None,
+    **facts: Any,
+) -> Context:
     n, m = q.shape[2], keys.length
     places = torch.arange(m - n, m, device=q.device)[None]  # the last query sees the last key
     documents = keys.documents
@@ -144,10 +155,11 @@ def _context(q: Tensor, keys: Side, q_positions: Tensor | None, *, causal: bool,
         )
     queries = Side(
         places=places,
-        positions=places if q_positions is None else q_positions,
+        positions=places if q_positions is None else whole("q_positions", q_positions),
         documents=None if documents is None else documents[:, m - n :],
         arithmetic=q_positions is None,
     )
+    facts["pattern"] = None if pattern is None else pattern_of(pattern)
     # torch.compile cannot call a field's factory
     return Context(causal=causal, queries=queries, keys=keys, encoding=Encoding(), **facts)
 

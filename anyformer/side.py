@@ -110,6 +110,23 @@ def grid(rows: int, columns: int, device: torch.device | None = None) -> Int[Ten
     return torch.stack([index // max(columns, 1), index % max(columns, 1)], dim=-1)[None]
 
 
+def whole(name: str, positions: Shaped[Tensor, "#b t *a"]) -> Int[Tensor, "#b t *a"]:
+    """Positions as they are.
+
+    Args:
+        name: what the argument is called, for the message.
+
+    Raises:
+        ValueError: they are no whole numbers; encodings count tokens.
+    """
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
+        got = str(positions.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{name}: expected whole numbers, got {got}; round them, or count in finer steps (tenths as 0, 1, 2, ...)"
+        )
+    return positions
+
+
 def left_order(keep: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """The slots of each row with real tokens first, order kept; without a stable sort, which ONNX does not have."""
     rank = torch.where(keep, keep.cumsum(dim=1), keep.sum(dim=1, keepdim=True) + (~keep).cumsum(dim=1)) - 1
@@ -132,13 +149,25 @@ def side(
     flags: Bool[Tensor, "b t"] | None = None,
     without: Bool[Tensor, "b t"] | None = None,
 ) -> Side:
-    """The side of `length` tokens, places counted from `start`, positions (where not given) equal to places."""
+    """The side of `length` tokens, places counted from `start`, positions (where not given) equal to places.
+
+    Raises:
+        ValueError: positions are no whole numbers.
+    """
     if keep is None:
         places = start + torch.arange(length, device=device)[None]
     else:
         places = start + keep.cumsum(dim=1) - keep.to(torch.int64)
     arithmetic = positions is None and documents is None
-    return Side(places, places if positions is None else positions, keep, documents, flags, without, arithmetic)
+    return Side(
+        places,
+        places if positions is None else whole("positions", positions),
+        keep,
+        documents,
+        flags,
+        without,
+        arithmetic,
+    )
 
 
 def restart(tokens: Side, new: int) -> Side:

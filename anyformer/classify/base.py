@@ -39,7 +39,8 @@ class Classifier(nn.Module):
         features: number of features that the logits are linear in.
 
     Raises:
-        SpecError: another number, an odd dim for complex ones, a wrong spec, or an encoding that is not added at the embedding.
+        SpecError: another number, a size that is no whole number of at least 1, an odd dim for complex ones, a wrong spec, or an
+            encoding that is not added at the embedding.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Classifier(nn.Module):
         super().__init__()
         if number not in ("real", "complex"):
             raise SpecError(f'expected number="real" or number="complex", got {number!r}')
+        check_sizes(vocab=vocab, dim=dim, outputs=outputs, max_length=max_length)
         self.number: Number = number
         self.split("dim", dim, self.parts)
         self.vocab, self.dim, self.outputs, self.seed = vocab, dim, outputs, seed
@@ -118,7 +120,7 @@ class Classifier(nn.Module):
         Raises:
             SpecError: it cannot be split so.
         """
-        if size < 1 or size % by:
+        if size % by:
             raise SpecError(f"expected {name} to be a multiple of {by}, of at least {by}, got {size}")
         return size // by
 
@@ -127,6 +129,20 @@ class Classifier(nn.Module):
         """Draw initial weights by the seed and a role; the global generator stays as it is."""
         with seeded(self.seed, "classifier", role):
             yield
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes that are no whole numbers of at least 1, all in one message.
+
+    Raises:
+        SpecError: there are such.
+    """
+    wrong = {
+        name: size for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, int) or size < 1
+    }
+    if wrong:
+        told = (f"expected {name} to be a whole number of at least 1, got {size!r}" for name, size in wrong.items())
+        raise SpecError("; ".join(told))
 
 
 def on_parts(function: Callable[[Tensor], Tensor], x: Float[Tensor, "b n c"], parts: int) -> Float[Tensor, "b n w"]:

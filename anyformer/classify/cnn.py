@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from anyformer.classify.base import Classifier, Number, as_real_matrix
+from anyformer.classify.base import Classifier, Number, as_real_matrix, check_sizes
+from anyformer.errors import SpecError
 from anyformer.model.build import AnySpec
 
 
@@ -28,7 +29,7 @@ class CNNClassifier(Classifier):
     The others are those of `Classifier`.
 
     Raises:
-        SpecError: as `Classifier`, or an odd number of filters for complex numbers.
+        SpecError: as `Classifier`, no widths or one below 1, or an odd number of filters for complex numbers.
     """
 
     def __init__(
@@ -45,6 +46,9 @@ class CNNClassifier(Classifier):
         widths: tuple[int, ...] = (3, 4, 5),
     ) -> None:
         filters = dim if filters is None else filters
+        if not widths:
+            raise SpecError("expected widths to be at least one number of tokens, such as (3, 4, 5), got ()")
+        check_sizes(filters=filters, **{f"widths[{number}]": width for number, width in enumerate(widths)})
         super().__init__(
             vocab=vocab,
             dim=dim,

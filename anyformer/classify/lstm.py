@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from anyformer.classify.base import Classifier, Number, as_real_matrix
+from anyformer.classify.base import Classifier, Number, as_real_matrix, check_sizes
 from anyformer.model.build import AnySpec
 from anyformer.model.head import mean
 
@@ -47,6 +47,7 @@ class LSTMClassifier(Classifier):
         width: int | None = None,
     ) -> None:
         width = dim if width is None else width
+        check_sizes(width=width)
         super().__init__(
             vocab=vocab,
             dim=dim,

@@ -10,7 +10,7 @@ Deviations: norms before the branches, RMS norms and gated feed-forwards, as in 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from anyformer.classify.base import Classifier, Number, on_parts
+from anyformer.classify.base import Classifier, Number, check_sizes, on_parts
 from anyformer.mixer.base import Mixer
 from anyformer.model.block import build_norm
 from anyformer.model.build import AnySpec, build_mixer
@@ -47,6 +47,7 @@ class TransformerClassifier(Classifier):
         heads: int = 4,
         conjugate: bool = True,
     ) -> None:
+        check_sizes(depth=depth, heads=heads)
         super().__init__(
             vocab=vocab,
             dim=dim,

@@ -16,7 +16,7 @@ from anyformer.attention._costs import Costs, costs, costs_file, keep
 _EXTRAS = {
     "transformers": ("hf", "attentions inside Hugging Face models"),
     "datasets": ("hf", "tasks on Hugging Face data sets"),
-    "torchdiffeq": ("ode", "the encoding floater"),
+    "torchdiffeq": ("ode", "gradients of floater(adjoint=True)"),
     "ray": ("ray", "comparisons spread over many machines"),
     "scikit-learn": ("vision", "the task digits"),
 }

@@ -1,15 +1,16 @@
 """`anyformer list`: methods by family, and the composition matrix."""
 
+import inspect
 import textwrap
-from itertools import groupby
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from anyformer.errors import SpecError
-from anyformer.registry import KINDS, Method, list_methods
+from anyformer.registry import KINDS, Maker, list_methods
 
 if TYPE_CHECKING:
     from anyformer.forms import Verdict
@@ -26,24 +27,44 @@ def run(kind: str, wildcard: str, matrix: bool, causal: bool, reasons: bool) -> 
         _matrix(console, causal, reasons)
         return 0
     kinds = KINDS if not kind else (KINDS[[*map(str, KINDS)].index(kind)],)
-    found = [method for each in kinds for method in list_methods(each, wildcard)]
-    if not kind:  # the kind "attention" covers mixers and patterns
-        found = list({(method.kind, method.name): method for method in found}.values())
-    if not found:
+    rows: dict[str, list[_Row]] = {}
+    for method in {(each.kind, each.name): each for kind in kinds for each in list_methods(kind, wildcard)}.values():
+        row = _Row(method.name, method.family, method.summary, method.paper)
+        rows.setdefault(method.kind, []).append(row)
+    if leaves := _leaves(wildcard) if {"attention", "pattern"} & {*kinds} else []:
+        rows.setdefault("pattern", []).extend(leaves)
+    if not rows:
         raise SpecError(f"no {kind or 'method'} matches {wildcard!r}; try: anyformer list {kind}".rstrip())
-    for name, methods in groupby(
-        sorted(found, key=lambda each: (KINDS.index(each.kind), each.family)), key=lambda each: each.kind
-    ):
-        console.print(_table(name, list(methods)))
+    for name in sorted(rows, key=KINDS.index):
+        console.print(_table(name, sorted(rows[name], key=lambda row: row.family)))
     return 0
 
 
-def _table(kind: str, methods: list[Method]) -> Table:
+class _Row(NamedTuple):
+    name: str
+    family: tuple[str, ...]
+    summary: str
+    paper: str
+
+
+def _leaves(wildcard: str) -> list[_Row]:
+    """The patterns that the attention slot knows by a name; their sizes have no default."""
+    from anyformer.pattern.leaves import SLOT_NAMES
+
+    found = []
+    for name, leaf in SLOT_NAMES.items():
+        if fnmatchcase(name, wildcard):
+            knobs, summary = ", ".join(Maker(name, leaf).knobs), (inspect.getdoc(leaf) or "").split("\n\n")[0]
+            found.append(_Row(f"{name}({knobs})", ("human-made pattern", leaf.__name__.lower()), summary, ""))
+    return found
+
+
+def _table(kind: str, rows: list[_Row]) -> Table:
     table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in ("name", "family", "what it is", "paper"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "name")
-    for method in methods:
-        table.add_row(method.name, " > ".join(method.family), method.summary, method.paper)
+    for row in rows:
+        table.add_row(row.name, " > ".join(row.family), row.summary, row.paper)
     return table
 
 

@@ -1,10 +1,14 @@
 """`anyformer show`: what a method is, what it costs and what it looks like."""
 
+import dataclasses
 import inspect
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import annotated_types as at
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +21,14 @@ if TYPE_CHECKING:
 
 _LENGTHS = (1024, 4096, 16384)
 _HEADS = 4  # of a picture of an encoding
+_KINDS = {int: "whole number", float: "number", bool: "True or False", str: "text"}
+_BOUNDS: dict[type, str] = {
+    at.Ge: "at least {}",
+    at.Gt: "above {}",
+    at.Le: "at most {}",
+    at.Lt: "below {}",
+    at.MultipleOf: "a multiple of {}",
+}
 _T = TypeVar("_T")
 _PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
 
@@ -151,9 +163,30 @@ def _method(console: Console, method: Method) -> None:
     console.print(f"[bold]{method.name}[/bold]: {method.summary}")
     console.print(f"{method.kind}: {' > '.join(method.family)}. {method.paper}", markup=False)
     for name, knob in method.knobs.items():
-        default = "" if knob.default is inspect.Parameter.empty else f" = {knob.default!r}"
-        console.print(f"  {name}: {inspect.formatannotation(knob.annotation)}{default}", markup=False)
+        default = str(knob.default) if isinstance(knob.default, Spec) else repr(knob.default)
+        default = "" if knob.default is inspect.Parameter.empty else f" = {default}"
+        console.print(f"  {name}: {_told(knob.annotation)}{default}", markup=False)
     console.print(inspect.cleandoc(method.target.__doc__ or ""), markup=False)
     module = inspect.getmodule(method.target)
     if module is not None and module.__doc__:
         console.print(inspect.cleandoc(module.__doc__), markup=False)
+
+
+def _told(annotation: Any) -> str:
+    """What values a knob takes, for people.
+
+    >>> _told(Annotated[int, Ge(1)] | None)
+    'whole number, at least 1, or None'
+    """
+    kind, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if kind is typing.Annotated:
+        bounds = (_BOUNDS[type(each)].format(*dataclasses.astuple(each)) for each in parts[1:] if type(each) in _BOUNDS)
+        return ", ".join([_told(parts[0]), *bounds])
+    if kind in (typing.Union, UnionType):
+        rest = [_told(part) for part in parts if part is not NoneType]
+        return " or ".join(rest) + (", or None" if NoneType in parts else "")
+    if kind is typing.Literal:
+        return " | ".join(map(str, parts))
+    if kind is tuple:
+        return f"several of ({_told(parts[0])})"
+    return _KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())

@@ -16,6 +16,7 @@ from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form
 from anyformer.mixer.base import Mixer
 from anyformer.mixer.multihead import MultiHead
+from anyformer.model.parts import kept
 from anyformer.ops.softmax import repeat_heads
 from anyformer.pattern.pairs import pairs
 from anyformer.side import left_order
@@ -59,11 +60,13 @@ def weights(call: Call, rows: Sequence[int], heads: Sequence[int] | None) -> Flo
     their key. Where there are none, as in a mixer without values or where channels are weighted differently, the influence
     |d out_i / d x_j| (Frobenius norm), each row scaled to the sum 1, as one head. Rows of padding are 0.
 
+    Of a mixer that shortens the rows are its averages.
+
     Raises:
         SpecError: a row or head that does not exist.
     """
     mixer = call.mixer
-    _exist("row", rows, call.x.shape[1])
+    _exist("row", rows, call.x.shape[1] if mixer.shortening is None else mixer.shortening.count)
     if not isinstance(mixer, MultiHead):
         _exist("head", heads or (), 1)
         return _influence(call, rows)
@@ -75,7 +78,7 @@ def weights(call: Call, rows: Sequence[int], heads: Sequence[int] | None) -> Flo
 
     def attend(values: Tensor) -> Tensor:
         out = _rows(mixer.attention(seen.q, seen.k, values, context)[:, chosen], slots)
-        keep = context.queries.keep
+        keep = kept([mixer], context.queries.keep)
         return out if keep is None else out * keep.gather(1, slots)[:, None, :, None]
 
     b, kv_heads, m, width = seen.v.shape
@@ -151,11 +154,14 @@ class _Seen:
     k: Tensor
     v: Tensor
     context: Context
+    shortened: bool
 
     def slots(self, rows: Sequence[int]) -> Int[Tensor, "b r"]:
-        """The slots of the asked tokens."""
+        """The slots of the asked tokens, or of the asked averages."""
         asked = torch.tensor(list(rows), device=self.q.device, dtype=torch.int64).expand(len(self.q), -1)
-        return asked if self.order is None else self.order.argsort(dim=1).gather(1, asked)
+        if self.order is None or self.shortened:
+            return asked
+        return self.order.argsort(dim=1).gather(1, asked)
 
     def by_token(self, pairs: Float[Tensor, "b h r m"]) -> Float[Tensor, "b h r m"]:
         """The columns in the order of the tokens."""
@@ -179,7 +185,8 @@ def _watch(layer: MultiHead, call: Call) -> _Seen:
     keep = call.facts.get("attention_mask")
     order = left_order(keep.bool()) if layer.ordered and keep is not None else None
     bare_q = bare[layer.q_norm]
-    return _Seen(order, bare_q, bare.get(layer.k_norm, bare_q), q, k, v, replace(context, dropout=0.0))
+    shortened = layer.shortening is not None
+    return _Seen(order, bare_q, bare.get(layer.k_norm, bare_q), q, k, v, replace(context, dropout=0.0), shortened)
 
 
 def _influence(call: Call, rows: Sequence[int]) -> Tensor:

@@ -97,7 +97,17 @@ class Carried:
 
 
 def carried(before: Transformer, after: Transformer) -> Carried:
-    """What became of the weights of `before` in `after`, found by comparing them."""
+    """What became of the weights of `before` in `after`, found by comparing them.
+
+    Raises:
+        SpecError: one of them is no Transformer.
+    """
+    for name, model in (("before", before), ("after", after)):
+        if not isinstance(model, Transformer):
+            raise SpecError(
+                f"carried: expected {name} to be a Transformer, got {type(model).__name__}; give the model that was extended "
+                "and the one that `extend` returned"
+            )
     old, new = before.state_dict(), after.state_dict()
     left = {name: tensor for name, tensor in new.items() if name not in old}
     fates: dict[str, str] = {}

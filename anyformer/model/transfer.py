@@ -62,8 +62,14 @@ def warm_start(model: Transformer, source: Transformer | str | os.PathLike[str])
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        SpecError: the two differ in more than the head, or the file is damaged.
+        SpecError: the two differ in more than the head, the file is damaged, or what is given is no Transformer.
     """
+    if not isinstance(model, Transformer):
+        raise SpecError(f"warm_start: expected a Transformer to be given weights, got {type(model).__name__}")
+    if not isinstance(source, Transformer | str | os.PathLike):
+        raise SpecError(
+            f"warm_start: expected a pre-trained Transformer or the folder it was saved to, got {type(source).__name__}"
+        )
     pretrained = source if isinstance(source, Transformer) else Transformer.from_pretrained(source)
     _check(model, pretrained)
     theirs, ours = pretrained.state_dict(), model.state_dict()

@@ -37,6 +37,10 @@ def bind(
     def rebind(queries: Side, keys: Side) -> Encoding:
         return bind(position, forms, replace(queries, drawn=table), replace(keys, drawn=table))
 
+    def between(queries: Side, keys: Side, start: int) -> Encoding:
+        assert facts is not None, "of what was prepared"
+        return bind(position, forms, queries, keys, facts[:, start : start + keys.length])
+
     everywhere = queries.without is None and keys.without is None
     return Encoding(
         forms=bound.forms,
@@ -54,6 +58,7 @@ def bind(
         boxes=when({Form.BOXES}, position.boxes),
         gates=bound.gates() if Form.GATES in bound.forms and facts is not None else None,
         rebind=None if position.reads_tokens else rebind,
+        between=between if facts is not None and bound.forms <= _BETWEEN else None,
         arithmetic=q_side.arithmetic and k_side.arithmetic and everywhere,
         learned=bool(bound.forms & {Form.SCORE, Form.TABLE}) or any(True for _ in position.parameters()),
     )
@@ -113,6 +118,10 @@ _WRITTEN_OUT = {
     Form.VALUE: {Form.VALUE},
 }
 """The forms of which each is the reference, beside CLIPPED, which is of that one which its term offers too."""
+
+
+_BETWEEN = {Form.ROW, Form.EMBED}
+"""The forms of an encoding whose facts of tokens matter to the pairs that they stand between."""
 
 
 @dataclass(frozen=True)

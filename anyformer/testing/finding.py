@@ -38,11 +38,13 @@ class Law:
         name: short name, `D01`.
         title: what it says, in a line.
         measure: how it is measured.
+        about: "encoding" where the attention has no part in it: one answer then serves every pair of that encoding.
     """
 
     name: str
     title: str
     measure: Measure
+    about: Literal["pair", "encoding"] = "pair"
 
 
 @dataclass(frozen=True)

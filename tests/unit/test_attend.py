@@ -8,6 +8,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.errors import IncompatibleError, SpecError
+from anyformer.pattern.read import pattern_of
 
 
 def oracle(
@@ -96,6 +97,17 @@ def test_masks_documents_and_a_bias_together(impl: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("text", ["local(4)", "Local(2) | Global([0])", "bigbird(block=2)"])
+def test_a_pattern_is_a_value_or_its_text(text: str) -> None:
+    q, k, v = _qkv(40, 40)
+    out = af.attend(q, k, v, pattern=text)
+    assert torch.equal(out, af.attend(q, k, v, pattern=pattern_of(text)))
+    assert not torch.allclose(out, af.attend(q, k, v))
+    assert torch.equal(
+        af.attend_with_lse(q, k, v, pattern=text)[1], af.attend_with_lse(q, k, v, pattern=pattern_of(text))[1]
+    )
+
+
 def test_scale_softcap_and_the_normaliser() -> None:
     q, k, v = _qkv(5, 5)
     out, lse = af.attend_with_lse(q, k, v, causal=True, scale=0.7, softcap=1.5)
@@ -172,6 +184,17 @@ def test_dropout_is_unbiased() -> None:
         ({"softcap": 2.0, "impl": "torch"}, SpecError, 'impl="torch" has no softcap'),
         ({"attention_mask": torch.ones(2, 5)}, ValueError, "attention_mask: expected one entry for each of the 9 keys"),
         ({"document_ids": torch.zeros(2, 9, dtype=torch.int64)}, ValueError, "at most 9 of them, got 11"),
+        ({"pattern": "locale(4)"}, SpecError, "there is no pattern named 'locale'; did you mean 'local'"),
+        (
+            {"position": "rope", "k_positions": torch.zeros(1, 9)},
+            ValueError,
+            "k_positions: expected whole numbers, got float32",
+        ),
+        (
+            {"position": "alibi", "q_positions": torch.zeros(1, 11)},
+            ValueError,
+            "q_positions: expected whole.*; round them",
+        ),
     ],
 )
 @pytest.mark.plain

@@ -1,29 +1,31 @@
-"""FLOATER against matrix exponentials, the code of sines, gradients by another way, and paths that go on."""
+"""FLOATER against matrix exponentials, the code of sines, torchdiffeq, gradients by another way, and paths that go on."""
 
 import sys
 
 import pytest
 import torch
+import torchdiffeq
 from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.errors import IncompatibleError, SpecError
+from anyformer.position._trajectory import points
 from anyformer.position.base import Position
-
-
-class Linear(nn.Module):
-    """dp / dt = M p, whose path is exp(t M) p(0)."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(matrix)
-
-    def forward(self, t: Tensor, p: Tensor) -> Tensor:
-        return p @ self.matrix.T
 
 
 def built(knobs: str = "step=0.1, inner=4", **site: int) -> Position:
     return af.build_position(f"floater({knobs})", af.Site(6, 3, **{"max_length": 90, "depth": 2, **site})).double()
+
+
+def linear(position: Position, matrix: Tensor) -> None:
+    """Make the slope dp / dt = M p, whose path is exp(t M) p(0): every unit is far above zero, and what that adds is taken off."""
+    far = 1000.0
+    for layer in (position.flow.inner, position.flow.outer):
+        nn.init.zeros_(layer.weight)
+    nn.init.eye_(position.flow.inner.weight[:, :-1])
+    nn.init.constant_(position.flow.inner.bias, far)
+    position.flow.outer.weight[:, :-1] = matrix
+    position.flow.outer.bias.copy_(-far * matrix.sum(dim=1))
 
 
 def waves(width: int) -> Tensor:
@@ -38,7 +40,7 @@ def waves(width: int) -> Tensor:
 @torch.no_grad()
 def test_a_turning_flow_is_the_sinusoidal_code() -> None:
     position = built("step=1.0, inner=100")
-    position.flow = Linear(waves(6))
+    linear(position, waves(6))
     position.starts.copy_(torch.tensor([0.0, 1.0] * 3))
     code = af.build_position("sinusoidal", af.Site(6, 3)).code(torch.arange(20)[None])[0]
     torch.testing.assert_close(position.path(20)[:, 0], code, rtol=0, atol=2e-9)
@@ -48,16 +50,48 @@ def test_a_turning_flow_is_the_sinusoidal_code() -> None:
 def test_points_and_gradients_against_matrix_exponentials(adjoint: bool) -> None:
     position = built(f"step=0.1, inner=10, adjoint={adjoint}")
     matrix = torch.randn(6, 6, dtype=torch.float64) * 0.4
-    position.flow, exact = Linear(matrix.clone()), matrix.clone().requires_grad_()
+    with torch.no_grad():
+        linear(position, matrix)
+    exact = matrix.clone().requires_grad_()
     places, others = torch.tensor([[0, 3, 7, 29]]), torch.tensor([[2, 29, 1]])
     shifts = position.shift(places, others, 1, None)
     for shift, start, where in zip(shifts, position.starts[1], (places, others, others), strict=True):
         expected = torch.stack([torch.linalg.matrix_exp(exact * 0.1 * float(at)) @ start for at in where[0]])[None]
         torch.testing.assert_close(shift, expected, rtol=1e-9, atol=1e-9)
         probe = torch.randn_like(expected)
-        ours = torch.autograd.grad((shift * probe).sum(), [position.starts, position.flow.matrix], retain_graph=True)
+        wanted = [position.starts, position.flow.inner.weight]
+        starts, ours = torch.autograd.grad((shift * probe).sum(), wanted, retain_graph=True)
         theirs = torch.autograd.grad((expected * probe).sum(), [position.starts, exact], retain_graph=True)
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(starts, theirs[0], rtol=1e-7, atol=1e-7)
+        # M is a product with the identity, so that its gradient is that of B, before M
+        torch.testing.assert_close(matrix.T @ theirs[1], ours[:, :-1], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [2, 90, 1100])
+def test_points_and_all_gradients_against_torchdiffeq(count: int) -> None:
+    position = built("step=0.02, inner=2", max_length=1200)
+    for layer in (position.flow.inner, position.flow.outer):
+        nn.init.normal_(layer.bias)
+    times = torch.arange(2 * count - 1, dtype=torch.float64) * 0.01
+    theirs = torchdiffeq.odeint(position.flow, position.starts[1], times, method="rk4")[::2]
+    ours = position.path(count, layer=1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    probe, weights = torch.randn_like(theirs), list(position.parameters())
+    found, expected = (torch.autograd.grad((path * probe).sum(), weights) for path in (ours, theirs))
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10 * float(other.abs().max()))
+
+
+def test_the_gradient_can_be_differentiated_again() -> None:
+    times = torch.arange(4, dtype=torch.float64) * 0.1
+    shapes = ((2, 3), (3, 4), (3,), (3, 4), (3,))
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def path(start: Tensor, inner: Tensor, a: Tensor, outer: Tensor, b: Tensor) -> Tensor:
+        return points(start, times, 0.1, (inner, a), (outer, b))
+
+    assert torch.autograd.gradcheck(path, given)
+    assert torch.autograd.gradgradcheck(path, given)
 
 
 def test_the_learned_slope_and_both_ways_to_its_gradient() -> None:
@@ -80,9 +114,9 @@ def test_a_path_goes_on_from_where_it_is() -> None:
     position = built()
     whole = position.path(90)
     known = position.path(30)
-    torch.testing.assert_close(position.path(90, known=known), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(position.path(90, known=known), whole, rtol=1e-12, atol=1e-12)
     assert position.path(10, known=known) is known
-    torch.testing.assert_close(known, whole[:30], rtol=0, atol=1e-12)
+    torch.testing.assert_close(known, whole[:30], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "local(3)", "longformer(window=3)"])
@@ -161,7 +195,10 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IncompatibleError, match="gru cannot use floater"):
         af.check("gru", "floater")
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(IncompatibleError, match=r"torchdiffeq, which is not installed; pip install 'anyformer\[ode\]'"):
-        af.MultiHead(12, 3, position="floater")
+    af.MultiHead(12, 3, position="floater")
+    with pytest.raises(
+        IncompatibleError, match=r"torchdiffeq, which is not installed; pip install 'anyformer\[ode\]', or leave"
+    ):
+        af.MultiHead(12, 3, position="floater(adjoint=True)")
     with pytest.raises(IncompatibleError, match="torchdiffeq"):
-        af.check("softmax", "floater")
+        af.check("softmax", "floater(adjoint=True)")

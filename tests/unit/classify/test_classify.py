@@ -178,6 +178,23 @@ def test_refusals() -> None:
         af.CNNClassifier(**given, filters=3)
     with pytest.raises(SpecError, match="expected dim to be a multiple of 6, of at least 6, got 8"):
         af.TransformerClassifier(**given, heads=3)
+    for name in ("vocab", "dim", "outputs"):
+        with pytest.raises(SpecError, match=f"expected {name} to be a whole number of at least 1, got 0"):
+            af.FastTextClassifier(**{**given, name: 0})
+    with pytest.raises(SpecError, match=r"vocab to be a whole number of at least 1, got -1; expected outputs .* got 0"):
+        af.FastTextClassifier(**{**given, "vocab": -1, "outputs": 0})
+    with pytest.raises(SpecError, match="expected filters to be a whole number of at least 1, got 0"):
+        af.CNNClassifier(**given, filters=0)
+    with pytest.raises(SpecError, match=r"expected widths\[1\] to be a whole number of at least 1, got 0"):
+        af.CNNClassifier(**given, widths=(3, 0))
+    with pytest.raises(SpecError, match=r"expected widths to be at least one number of tokens, .* got \(\)"):
+        af.CNNClassifier(**given, widths=())
+    with pytest.raises(SpecError, match="expected width to be a whole number of at least 1, got 0"):
+        af.LSTMClassifier(**given, width=0)
+    with pytest.raises(
+        SpecError, match=r"expected depth .* got 0; expected heads to be a whole number of at least 1, got 0"
+    ):
+        af.TransformerClassifier(**given, depth=0, heads=0)
     with pytest.raises(SpecError, match=r"expected an encoding added at the embedding, .* got rope"):
         af.FastTextClassifier(**given, position="rope")
     model = af.FastTextClassifier(**given)

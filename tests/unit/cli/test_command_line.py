@@ -98,6 +98,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture) -> None:
 def test_list_show_and_doctor(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "bigbird" in _run(capsys, "list", "attention", "big*")[1]
+    assert "local(left, right)" in _run(capsys, "list", "attention")[1]
     assert "other > rotary" in " ".join(_run(capsys, "list")[1].split())
     assert "linear x tupe: refused" in " ".join(_run(capsys, "list", "--reasons")[1].split())
     code, out, _ = _run(capsys, "show", "Local(4)|Global([0])", "--length", "32")

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from anyformer.cli import main as cli
+from anyformer.cli.show import _told
 from anyformer.compare.costing import costing
 from anyformer.compare.pictures import draw_position, draw_weights
 from anyformer.pattern.leaves import SLOT_NAMES
-from anyformer.registry import describe, names
+from anyformer.registry import Kind, describe, find, names
 from anyformer.spec import parse
 
 LEAVES = {
@@ -63,6 +64,29 @@ def test_what_places(name: str, capsys: pytest.CaptureFixture, tmp_path: Path) -
     refuses = name in {"learned", "concatenated", "multiplicative", "floater", "randomized", "tupe", "vit_learned"}
     assert ("beyond them it is refused" in out) == refuses
     assert ("beyond them it goes on" in out) != refuses
+
+
+def test_knobs_are_told_in_words(capsys: pytest.CaptureFixture) -> None:
+    told = {
+        "deberta": "span: whole number, at least 1 = 512 buckets: whole number, at least 1, or None = None",
+        "rope": "pairing: half | interleaved = 'half'",
+        "complex": "attention: spec = softmax",
+        "irpe": "on: several of (q | k | v) = ",
+        "text": "data: text or several of (text), or None = None",
+        "threshold": "level: number, at least 0, below 1",
+        "sandwich": "width: whole number, at least 2, a multiple of 2 = ",
+        "delta": "negative: True or False = False",
+        "softmax": "pattern: pattern, or None = None",
+    }
+    for name, words in told.items():
+        assert words in show(capsys, name, "--length", "8")[1]
+
+
+@pytest.mark.parametrize("kind", ["attention", "mixer", "pattern", "position", "task"])
+def test_no_knob_is_told_in_code(kind: Kind) -> None:
+    for name in names(kind):
+        for knob in find(kind, name).knobs.values():
+            assert not set(_told(knob.annotation)) & set("[]=<")
 
 
 def test_a_task_has_a_page_only(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

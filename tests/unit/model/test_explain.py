@@ -28,6 +28,13 @@ def tokens() -> Tensor:
     return torch.randint(0, 20, (2, 13))
 
 
+def test_the_mask_decoder_has_a_layer_for_each_pass() -> None:
+    model, ids = build("softmax", "alibi", False, head="enhanced_mlm(passes=3)"), tokens()
+    weights, terms = model.explain(ids, ROWS), model.explain_terms(ids, ROWS)
+    assert len(weights) == len(terms) == 2 - 1 + 3
+    assert all(each.shape == (2, 4, 3, 13) for each in weights)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "position", ["none", "rope", "alibi", "t5", "shaw", "transformer_xl", "deberta", "tupe", "rope_value"]

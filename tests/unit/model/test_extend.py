@@ -339,6 +339,14 @@ def test_what_cannot_be_extended_is_refused_with_what_can(position, method, to, 
 def test_only_models_are_extended():
     with pytest.raises(SpecError, match="expected a Transformer, got str; load one with from_pretrained"):
         extend("folder", to=64, method="yarn")
+    with pytest.raises(
+        SpecError, match="carried: expected before to be a Transformer, got str; give the model that was"
+    ):
+        carried("folder", model())
+    with pytest.raises(
+        SpecError, match="carried: expected after to be a Transformer, got dict; give the model that was"
+    ):
+        carried(model(), {})
 
 
 def test_projections_sized_by_the_length_are_refused_by_name():

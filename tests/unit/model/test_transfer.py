@@ -97,3 +97,12 @@ def test_a_head_with_a_table_is_not_extended():
     plain = other(source, head="mlm")
     af.warm_start(plain, source)
     assert af.extend(plain, to=64, method="ntk").config.max_length == 64
+
+
+@pytest.mark.plain
+def test_only_models_are_started():
+    source = pretrained()
+    with pytest.raises(SpecError, match="warm_start: expected a Transformer to be given weights, got Linear"):
+        af.warm_start(torch.nn.Linear(2, 2), source)
+    with pytest.raises(SpecError, match="expected a pre-trained Transformer or the folder it was saved to, got int"):
+        af.warm_start(other(source, head="mlm"), 3)
