@@ -77,10 +77,10 @@ class Encoding:
             at most 0, and 0 for padding; `logits` has their sums.
         rates: what each head's log weight loses a token of distance (DECAY).
         clip: how far before and after a query the offsets go that differ from each other (CLIPPED).
-        grid: `offsets[r 2] -> [h r]`, the term of GRID for offsets of key minus query.
-        boxes: `() -> Boxes`, the term of BOXES.
+        grid: `offsets[r 2] -> [h r]`, the term of GRID for offsets of key minus query.  boxes: `() -> Boxes`, that of BOXES.
         rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens; None where it knows more of them
-            than their side.
+            than their side.  between: `(queries, keys, start) -> Encoding`, bound to keys in a row from slot `start` on, of which
+            the last query stands at the last; None where its terms are not of what stands between.
         arithmetic: whether positions are places, so that offsets may be computed instead of gathered.
         learned: whether `logits` may need a gradient of its own. The fused kernel has none for a bias, and choosing by the
             gradient mode would give other bits in inference than in training.
@@ -102,6 +102,7 @@ class Encoding:
     grid: Callable[[Tensor], Tensor] | None = None
     boxes: Callable[[], Boxes] | None = None
     rebind: "Callable[[Side, Side], Encoding] | None" = None
+    between: "Callable[[Side, Side, int], Encoding] | None" = None
     arithmetic: bool = True
     learned: bool = False
 
@@ -187,9 +188,8 @@ class Context:
         mask: pairs of the user's own, True where they may meet.  bias: a term of the user's own on the scaled logits.
         encoding: the position encoding, bound.
         dropout: probability of dropping a weight now (0 in eval).
-        softcap: bound c of `c * tanh(logits / c)`, or None.
-        cache: the layer's cache.
-        layer: index of the layer.
+        softcap: bound c of `c * tanh(logits / c)`, or None.  sink: logit of a key that all meet and that holds no value, or None.
+        cache: the layer's cache.  layer: the layer's index.
         aligned: whether query slot i of n stands where key slot i + m - n of m does; not where the rows of two sequences differ in
             their padding.
     """
@@ -205,6 +205,7 @@ class Context:
     encoding: Encoding = field(default_factory=Encoding)
     dropout: float = 0.0
     softcap: float | None = None
+    sink: Float[Tensor, " h"] | None = None
     cache: "LayerCache | None" = None
     layer: int = 0
     aligned: bool = True

@@ -19,7 +19,7 @@ _COMPILED = 256  # shapes, patterns and dtypes that one process may compile
 def fits(q: Tensor, k: Tensor, context: Context) -> bool:
     """Whether FlexAttention can do it: pairs by index, and terms on logits that are a number for each head and offset."""
     encoding, pattern = context.encoding, context.pattern
-    own = (context.cache, context.mask, context.bias, encoding.values, encoding.row)
+    own = (context.cache, context.mask, context.bias, context.sink, encoding.values, encoding.row)
     if (
         any(part is not None for part in own)
         or context.dropout

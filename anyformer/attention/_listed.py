@@ -1,7 +1,7 @@
 """Softmax attention over the blocks of a pattern as one node of a graph.
 
 Which blocks meet follows from the lengths, which a graph does not know while it is traced: the node is given the pattern's text,
-and makes the lists when it runs. `torch.export` does not take it, for what is exported holds ordinary operators only.
+and makes the lists when it runs. `torch.export` does not take it: what is exported holds ordinary operators only; see `_squares`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 from anyformer.attention._band import as_wide
 from anyformer.attention._lists import Given, Lists, back, multiples, tables
 from anyformer.context import Context
-from anyformer.ops import blocks
+from anyformer.ops import blocks, tile
 from anyformer.ops.node import constant, node, refuse_second_derivative
 from anyformer.pattern import Facts
 from anyformer.pattern.base import Pattern
@@ -30,15 +30,17 @@ class Listed:
     block: int
 
 
-def listed(path: Listed, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
-    """Output of every query over its blocks."""
+def listed(
+    path: Listed, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
+) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h lse"]]:
+    """Output and log-sum-exp (`[b h 0]` unless wanted) of every query over its blocks."""
     n, m = q.shape[2], k.shape[2]
     offsets, known = context.encoding.offsets, facts(context)
     bias = None if offsets is None else as_wide(offsets(1 - m, n - 1).bias, q)
     seed = torch.randint(2**62, ()) if context.dropout else None
     tensors = (q, k, v, context.keys.keep, context.keys.documents, bias, known.lengths, seed)
     plain = (_text(path.pattern), path.block, context.layer, context.causal)
-    return listed_forward(*tensors, *plain, scale, context.softcap or 0.0, context.dropout)
+    return listed_forward(*tensors, *plain, scale, context.softcap or 0.0, context.dropout, want_lse)
 
 
 @constant
@@ -77,23 +79,25 @@ def run_forward(
     scale: float,
     softcap: float,
     dropout: float,
-) -> Tensor:
+    want_lse: bool,
+) -> tuple[Tensor, Tensor]:
     """`block_attention` over the lists of a pattern, from and to the order of the tokens."""
     path, known = _path(q, k, lengths, pattern, block, layer, causal)
     given = Given(q, k, v, keep, documents, bias).ordered(path)
-    out, _ = blocks.run_forward(
+    out, lse = blocks.run_forward(
         given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents, given.bias, seed,
-        block, scale, softcap, dropout, False,
+        block, scale, softcap, dropout, want_lse,
     )  # fmt: skip
-    return back(path, out)
+    return back(path, out), back(path, lse) if want_lse else lse
 
 
 def fake_forward(q, k, v, *arguments):
-    return q.new_empty(*q.shape[:3], v.shape[3])
+    return tile.empty_result(q, v, arguments[-1])
 
 
 def run_backward(
     d_out: Tensor,
+    d_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -114,9 +118,11 @@ def run_backward(
     """The gradients of q, k, v and bias, the last empty without a bias and 0 unless `learning`."""
     path, known = _path(q, k, lengths, pattern, block, layer, causal)
     given = Given(q, k, v, keep, documents, bias).ordered(path)
-    d_out = d_out if path.layout.order is None else d_out[:, :, path.layout.order.to(q.device)]
+    if path.layout.order is not None:
+        order = path.layout.order.to(q.device)
+        d_out, d_lse = d_out[:, :, order], None if d_lse is None else d_lse[:, :, order]
     *grads, d_bias = blocks.run_backward(
-        d_out, None, given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents,
+        d_out, d_lse, given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents,
         given.bias, seed, block, scale, softcap, dropout, learning,
     )  # fmt: skip
     if bias is not None and path.layout.order is not None:
@@ -128,19 +134,23 @@ def run_backward(
     return d_q, d_k, d_v, d_bias
 
 
-def fake_backward(d_out, q, k, v, keep, documents, bias, *arguments):
+def fake_backward(d_out, d_lse, q, k, v, keep, documents, bias, *arguments):
     return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if bias is None else bias.new_empty(bias.shape)
 
 
 def save_inputs(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:8])
     ctx.plain = inputs[8:]
 
 
-def differentiate(ctx, d_out):
-    bias, learning = ctx.saved_tensors[5], ctx.needs_input_grad[5]
-    *grads, d_bias = listed_backward(d_out, *ctx.saved_tensors, *ctx.plain, learning)
-    return *grads, None, None, None if bias is None else d_bias, *[None] * 9
+def differentiate(ctx, d_out, d_lse):
+    *plain, want_lse = ctx.plain
+    q, _, v, _, _, bias, *_ = ctx.saved_tensors
+    d_out = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
+    d_lse, learning = d_lse if want_lse else None, ctx.needs_input_grad[5]
+    *grads, d_bias = listed_backward(d_out, d_lse, *ctx.saved_tensors, *plain, learning)
+    return *grads, None, None, None if bias is None else d_bias, *[None] * 10
 
 
 listed_forward = node("listed_forward", run_forward, fake_forward)

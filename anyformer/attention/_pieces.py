@@ -7,6 +7,7 @@ follows the blocks kept, and no tensor of all pairs is made.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,7 +41,8 @@ def pays(q: Tensor, k: Tensor, context: Context) -> bool:
     if encoding.row is not None and not context.causal:
         return False  # it reads the keys up to that of the last query
     on_pairs = any(term is not None for term in (encoding.logits, encoding.values, encoding.row))
-    return on_pairs and (encoding.rebind is not None or _gates_alone(context))
+    cut = encoding.rebind is not None or encoding.between is not None or _gates_alone(context)
+    return on_pairs and cut
 
 
 def run(
@@ -62,16 +64,19 @@ def run(
     encoding = replace(context.encoding, scale=scale)
     sums = _gate_sums(context) if Form.GATES in encoding.forms else None
     k, v = repeat_heads(k, h), repeat_heads(v, h)
+    weigh = weigh_by_softmax if context.sink is None else partial(_weigh_with_sink, context.sink)
     outs = []
     for start, stop, slots in _cut(layout, min(_OF_ONE, (_PAIRS if most is None else most) // (b * h))):
         if context.causal:
             slots = slots[slots < stop + m - n]
+        if encoding.between is not None and len(slots):  # its pattern leaves no gap
+            slots = torch.arange(int(slots[0]), stop + m - n)
 
         def attend(
             q: Tensor, k: Tensor, v: Tensor, start: int = start, stop: int = stop, slots: Tensor = slots
         ) -> Tensor:
             part = _part(replace(context, encoding=encoding), start, stop, slots, h, sums)
-            return piece(q[:, :, start:stop], k[:, :, slots], v[:, :, slots], part, weigh_by_softmax)
+            return piece(q[:, :, start:stop], k[:, :, slots], v[:, :, slots], part, weigh)
 
         if torch.is_grad_enabled():
             preserve = bool(context.dropout)
@@ -114,7 +119,10 @@ def _part(
     allowed = _allowed(context, queries, keys, heads)
     own, bias = (None if x is None else _rows_and_columns(x, start, stop, slots) for x in (context.mask, context.bias))
     encoding = context.encoding
-    if sums is not None:
+    if encoding.between is not None:
+        start = int(slots[0]) if len(slots) else 0
+        encoding = replace(encoding.between(queries, keys, start), scale=encoding.scale)
+    elif sums is not None:
         of_queries, of_keys = sums[0][:, :, start:stop, None], sums[1][:, :, None, slots]
         encoding = replace(
             encoding, logits=lambda q, k: (of_queries - of_keys).to(torch.promote_types(torch.float32, q.dtype))
@@ -142,6 +150,11 @@ def _allowed(context: Context, queries: Side, keys: Side, heads: int) -> Bool[Te
     batch = torch.arange(max(queries.batch, keys.batch), device=q.device)[:, None, None, None]
     head = torch.arange(heads, device=q.device)[:, None, None]
     return context.pattern.allows(batch, head, q, k, facts(context))
+
+
+def _weigh_with_sink(sink: Float[Tensor, " h"], logits: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h n m"]:
+    column = sink.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)
+    return weigh_by_softmax(torch.cat([logits, column], dim=-1))[..., :-1]
 
 
 def _taken(tokens: Side, slots: Int[Tensor, "s"]) -> Side:

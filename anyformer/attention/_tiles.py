@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from anyformer.attention._band import Window, band, with_global_rows
 from anyformer.attention._costs import ROW, Costs, costs
 from anyformer.attention._listed import Listed, listed
 from anyformer.attention._lists import Gathered, Lists, gathered, lists
+from anyformer.attention._squares import Squares, squares, with_full_rows
 from anyformer.attention._ways import Way
 from anyformer.context import Context, Offsets
 from anyformer.forms import Form
@@ -30,7 +32,7 @@ _GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pai
 class Path:
     """Ways whose pairs are disjoint, to be merged, and the parts of the pattern whose global queries meet every key."""
 
-    ways: tuple[Window | Lists | Listed | Gathered, ...]
+    ways: tuple[Window | Lists | Listed | Gathered | Squares, ...]
     parts: Parts | None = None
 
     @property
@@ -38,7 +40,7 @@ class Path:
         match self.ways:
             case (Window(),):
                 return "windows"
-            case (Lists() | Listed(),):
+            case (Lists() | Listed() | Squares(),):
                 return "block lists"
         return "union"
 
@@ -74,8 +76,10 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         return None
     if not always and _known(n * m < _SHORT**2):
         return None
+    if traced and torch.compiler.is_exporting():
+        return Path((Squares(pattern, pattern.side),)) if pattern.side is not None and _known(n == m) else None
     if traced:
-        return None if torch.compiler.is_exporting() else Path((Listed(pattern, _BLOCK),))
+        return Path((Listed(pattern, _BLOCK),))
     layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=context.causal, facts=facts(context))
     cost, path = layout.density * costs().tile, Path((Lists(pattern, layout, context.causal),))
     worth = cost > _SPARSE and (always or n * m > _SHORT**2)
@@ -86,13 +90,19 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
 
 def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
     """Softmax attention along a chosen path; the same as the dense reference."""
-    found = [_along(way, q, k, v, context, scale, want_lse=len(path.ways) > 1) for way in path.ways]
-    out = found[0][0] if len(found) == 1 else _merged(found)
-    return out if path.parts is None else with_global_rows(path.parts, out, q, k, v, context, scale)
+    merging = len(path.ways) > 1 or context.sink is not None
+    found = [_along(way, q, k, v, context, scale, want_lse=merging) for way in path.ways]
+    out = _merged(found, context.sink) if merging else found[0][0]
+    match path:
+        case Path(ways=(Squares() as way,)):
+            return with_full_rows(way, out, q, k, v, context, scale)
+        case Path(parts=Parts() as parts):
+            return with_global_rows(parts, out, q, k, v, context, scale)
+    return out
 
 
 def _along(
-    way: Window | Lists | Listed | Gathered,
+    way: Window | Lists | Listed | Gathered | Squares,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,17 +117,24 @@ def _along(
         case Lists():
             return lists(way, q, k, v, context, scale, want_lse=want_lse)
         case Listed():
-            return listed(way, q, k, v, context, scale), q.new_empty(*q.shape[:2], 0)
+            return listed(way, q, k, v, context, scale, want_lse=want_lse)
+        case Squares():
+            return squares(way, q, k, v, context, scale)
     return gathered(way, q, k, v, context, scale)
 
 
-def _merged(found: Sequence[tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]]) -> Float[Tensor, "b h n v"]:
-    """One softmax over disjoint sets of keys, from the output and log-sum-exp over each."""
+def _merged(
+    found: Sequence[tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]], sink: Float[Tensor, " h"] | None
+) -> Float[Tensor, "b h n v"]:
+    """One softmax over disjoint sets of keys, from the output and log-sum-exp over each, and over the sink."""
     logits = torch.stack([lse for _, lse in found], dim=-1)  # [b h n ways]
     empty = (logits == -torch.inf).all(dim=-1, keepdim=True)
-    shares = torch.softmax(logits.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    logits = logits.masked_fill(empty, 0.0)
+    if sink is not None:
+        logits = torch.cat([logits, sink.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)], dim=-1)
+    shares = torch.softmax(logits, dim=-1).masked_fill(empty, 0.0)
     out = torch.zeros_like(found[0][0])
-    for share, (part, _) in zip(shares.unbind(-1), found, strict=True):
+    for share, (part, _) in zip(shares.unbind(-1), found, strict=sink is None):
         out = out + share[..., None].to(out.dtype) * part
     return out
 
@@ -162,6 +179,11 @@ def _readable(context: Context) -> bool:
 @constant
 def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
     """The parts of the pattern of all heads; None where heads differ."""
+    return _parts_of(pattern, heads, layer, causal)
+
+
+@lru_cache(maxsize=64)
+def _parts_of(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
     if len(pattern.groups_of(heads, layer)) > 1:
         return None
     return decompose(pattern.at(0, layer), causal=causal)

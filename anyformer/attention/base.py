@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from anyformer.attention._shortening import Shortening
 from anyformer.context import Context
 from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError
@@ -77,6 +78,8 @@ class Attention(nn.Module):
         if site.causal and not self.causal:
             raise IncompatibleError(f"{self.name} cannot be causal: {self.causal_refusal}")
         self.site = site
+        self.shortening: Shortening | None = None
+        """What its queries are shortened by, so that its output is; None: it gives one vector for each query."""
         self.horizon: int | None = None
         """How many places back a key can still be seen; None: for ever. A cache drops the rest."""
 
@@ -87,5 +90,5 @@ class Attention(nn.Module):
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
     ) -> Float[Tensor, "b h n v"]:
-        """Outputs of the queries. A query that may look nowhere gives exactly 0."""
+        """Outputs of the queries, or of the averages that they are shortened to. A query that may look nowhere gives exactly 0."""
         raise NotImplementedError

@@ -2,8 +2,9 @@
 
 Paper: Wang et al. 2020, 2006.04768.
 Equation: K' = E^T K, V' = F^T V, out = softmax(scale * q K'^T) V'; E and F are [max_length rank], and m keys use the
-first m rows.
-Deviation: none.
+first m rows. With shortened queries q' = A q, and the residual is A x: the output has as many rows as A.
+Deviation: none for keys and values. The paper keeps all queries; where no output for each token is needed they may be fewer, too.
+Rows of A are positive with the sum 1 over the real tokens, so that padding changes no size and the residual stays an average.
 """
 
 from typing import Literal
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from anyformer.attention._shortening import Shortening
 from anyformer.attention.base import Attention
 from anyformer.context import Context
 from anyformer.cost import Cost
@@ -31,6 +33,8 @@ class Linformer(Attention):
         rank: number of mixtures that keys and values are compressed to.
         sharing: "none": E and F for each key head; "heads": one E and one F for all of them; "kv": one E = F for all; "layers":
             that one for all layers of a model too.
+        queries: number of averages that queries are shortened to, the layer's output with them, for models that score a whole
+            sequence (head="classifier"); None: all queries, one output for each token.
 
     Raises:
         IncompatibleError: the site is causal.
@@ -54,7 +58,12 @@ class Linformer(Attention):
     ordered = True
 
     def __init__(
-        self, site: Site, *, rank: Size = 64, sharing: Literal["none", "heads", "kv", "layers"] = "none"
+        self,
+        site: Site,
+        *,
+        rank: Size = 64,
+        sharing: Literal["none", "heads", "kv", "layers"] = "none",
+        queries: Size | None = None,
     ) -> None:
         super().__init__(site)
         shape = (site.kv_heads, site.max_length, rank) if sharing == "none" else (site.max_length, rank)
@@ -62,20 +71,26 @@ class Linformer(Attention):
         self.common = "mixes" if sharing == "layers" else None
         for mix in self.mixes:
             nn.init.normal_(mix, std=rank**-0.5)
+        if queries is not None:
+            self.shortening = Shortening(site, queries)
+            self.forms = tuple(form for form in self.forms if form is not Form.TURN)
+            self.refusal = (
+                "what it gives are averages of queries, which stand nowhere; leave out queries=..., or " + self.refusal
+            )
 
     def cost(self) -> Cost:
         """Keys and values mixed, then scores and values of the mixtures."""
-        return Cost(
-            self.site,
-            "2 k m rank d + 2 h n rank d",
-            memory="h n rank + 2 k rank d",
-            sizes={"rank": self.mixes[0].shape[-1]},
-        )
+        sizes, memory = {"rank": self.mixes[0].shape[-1]}, "h n rank + 2 k rank d"
+        if self.shortening is None:
+            return Cost(self.site, "2 k m rank d + 2 h n rank d", memory=memory, sizes=sizes)
+        sizes["queries"] = self.shortening.count
+        products = "2 k m rank d + h n queries d + 2 h queries rank d"
+        return Cost(self.site, products, memory="n queries + h queries (rank + d) + 2 k rank d", sizes=sizes)
 
     def forward(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b k m d"], v: Float[Tensor, "b k m v"], context: Context
-    ) -> Float[Tensor, "b h n v"]:
-        """Outputs of the queries; see the module's equation.
+    ) -> Float[Tensor, "b h r v"]:
+        """Outputs of the queries, or of the averages that they are shortened to; see the module's equation.
 
         Raises:
             SpecError: more keys than `max_length`.
@@ -88,6 +103,8 @@ class Linformer(Attention):
         if (keep := context.keys.keep) is not None:
             k, v = (torch.where(keep[:, None, :, None], part, torch.zeros_like(part)) for part in (k, v))
         encoding = context.encoding
+        if self.shortening is not None:
+            q = self._shortened(q, context)
         v = v if encoding.turn is None else encoding.turn(v)
         scale = q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale
         k, v = compress(k, self.mixes[0]), compress(v, self.mixes[-1])
@@ -97,6 +114,11 @@ class Linformer(Attention):
             product = encoding.product(q, ops.repeat_heads(k, q.shape[1]))
             out, _ = ops.dense(q, k, v, bias=product, scale=scale, dropout=context.dropout)
         return out if encoding.turn_back is None else encoding.turn_back(out)
+
+    def _shortened(self, q: Float[Tensor, "b h n d"], context: Context) -> Float[Tensor, "b h r d"]:
+        assert self.shortening is not None
+        shorter = self.shortening(q.transpose(1, 2).flatten(2), context.queries.keep)
+        return shorter.unflatten(2, (q.shape[1], -1)).transpose(1, 2)
 
 
 def compress(x: Float[Tensor, "b k m d"], mix: Float[Tensor, "*k most r"]) -> Float[Tensor, "b k r d"]:

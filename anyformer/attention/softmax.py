@@ -2,7 +2,8 @@
 
 Paper: Vaswani et al. 2017, 1706.03762; the patterns name their own.
 Equation: out_i = sum_j softmax_j(s q_i . k_j + b_ij) v_j over the pairs (i, j) that pattern, causality, padding and documents
-    allow.
+    allow. With a sink, softmax counts one more key, of logit z_h in head h and of value 0.
+Sink: Xiao et al. 2023, 2309.17453; a logit without key and value: Agarwal et al. 2025, 2508.10925.
 """
 
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyformer.attention import _flex, _pieces
 from anyformer.attention._tiles import choose, run
@@ -24,7 +25,7 @@ from anyformer.forms import Form
 from anyformer.ops import softmax as ops
 from anyformer.pattern import decompose
 from anyformer.pattern.base import Pattern
-from anyformer.pattern.pairs import count, pairs
+from anyformer.pattern.pairs import count, pairs, remembered_bias
 from anyformer.site import Site
 
 Impl = Literal["auto", "reference", "torch", "tiles", "flex"]
@@ -36,6 +37,9 @@ class Softmax(Attention):
     Args:
         pattern: which pairs may meet, for example `Local(128) | Global([0])`; None: all.
         softcap: bound c of the logits, `c * tanh(logits / c)`; None: no bound.
+        sink: whether each head learns a logit z, at first 0, of a key that takes weight and holds no value, so that a head with
+            nothing to say need not put its weight on some token. A row's weights sum to sigmoid(lse - z), lse being the log of
+            the sum over its keys.
 
     Raises:
         SpecError: the pattern is for another number of heads, or has no causal form.
@@ -60,12 +64,15 @@ class Softmax(Attention):
     takes_pattern = True
     decodes = "cache"
 
-    def __init__(self, site: Site, *, pattern: Pattern | None = None, softcap: float | None = None) -> None:
+    def __init__(
+        self, site: Site, *, pattern: Pattern | None = None, softcap: float | None = None, sink: bool = False
+    ) -> None:
         super().__init__(site)
         if pattern is not None:
             pattern.check(site.heads, causal=site.causal)
         self.pattern = pattern
         self.softcap = softcap
+        self.sink = nn.Parameter(torch.zeros(site.heads)) if sink else None
         self.ordered = pattern is not None
         self.takes_flags = pattern is not None
         # places run on over a row: what depends on them would cut the second document elsewhere than the first
@@ -94,6 +101,7 @@ class Softmax(Attention):
             context,
             pattern=context.pattern if context.pattern is not None else self.pattern,
             softcap=context.softcap if context.softcap is not None else self.softcap,
+            sink=context.sink if context.sink is not None else self.sink,
         )
         return attend(q, k, v, facts)
 
@@ -122,8 +130,8 @@ def attend(
     flex = impl == "flex" or (impl == "auto" and _flex.pays(q, k, v, context))
     if flex and not _flex.fits(q, k, context):
         raise SpecError(
-            'impl="flex" needs at least one token, terms that are a bias by offset, no cache, no dropout and no mask or bias of '
-            'your own; use impl="auto"'
+            'impl="flex" needs at least one token, terms that are a bias by offset, no cache, no dropout, no sink and no mask or '
+            'bias of your own; use impl="auto"'
         )
     path = choose(q, k, context, always=impl == "tiles") if impl in ("auto", "tiles") and not flex else None
     if path is None and impl == "tiles":
@@ -148,15 +156,20 @@ def attend(
         out = _pieces.run(q, k, v, context, _scale(q, context, scale))
     else:
         took("fused")
+        bias, told = _bias(q, k, context), context.plainly_causal
+        if bias is None and not told:
+            bias = remembered_bias(context, q.shape[1])
+            told = bias is not None
         out = ops.fused(
             q,
             k,
             v,
-            allowed=None if context.plainly_causal else pairs(context, q.shape[1]),
-            bias=_bias(q, k, context),
+            allowed=None if told else pairs(context, q.shape[1]),
+            bias=bias,
             lower_triangle=context.plainly_causal,
             scale=_scale(q, context, scale),
             dropout=context.dropout,
+            sink=context.sink,
         )
     return out if encoding.turn_back is None else encoding.turn_back(out)
 
@@ -168,7 +181,7 @@ def attend_with_lse(
     context: Context,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
-    """The dense reference under the facts of `context`, with the log-sum-exp of every row."""
+    """The dense reference under the facts of `context`, with the log-sum-exp of every row over its keys."""
     took("written out")
     encoding = context.encoding
     k, v = _clean(k, context), _clean(v, context)
@@ -183,6 +196,7 @@ def attend_with_lse(
         dropout=context.dropout,
         values=encoding.values,
         rows=None if encoding.row is None else partial(encoding.row, q, ops.repeat_heads(k, q.shape[1])),
+        sink=context.sink,
     )
     return (out if encoding.turn_back is None else encoding.turn_back(out)), lse
 

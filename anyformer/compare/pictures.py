@@ -51,7 +51,8 @@ def draw_weights(spec: Spec, path: Path, n: int, heads: int, *, causal: bool) ->
     n = min(n, _TOKENS if weighs else _INFLUENCE)
     half = torch.randn(-(-n // 2), site.dim, generator=generator(0, "sample"))
     (call,) = calls_of(layer, partial(layer, 3 * torch.cat([half, half])[None, :n]))
-    matrices = weights(call, range(n), None)[0]
+    rows = n if layer.shortening is None else layer.shortening.count
+    matrices = weights(call, range(rows), None)[0]
     figure = _figure(4 * len(matrices), 4)
     for head, matrix in enumerate(matrices):
         axes = figure.add_subplot(1, len(matrices), head + 1)

@@ -18,7 +18,7 @@ from anyformer.compare.trial import Plan, Sizes, build_task, grid, verdict_in_a_
 from anyformer.compare.worker import Job, Kind
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Verdict
-from anyformer.model.build import verdict
+from anyformer.model.build import verdict, with_head
 from anyformer.site import Site
 from anyformer.task.base import Task
 
@@ -251,7 +251,7 @@ def _cells(request: Request, tasks: dict[str, Task]) -> tuple[list[Plan], list[t
                 index=len(legal) + len(refused),
             )
             judge = verdict_in_a_row if task.grid is None else verdict
-            judged = judge(attention, position, site)
+            judged = with_head(attention, judge(attention, position, site), task.head, site)
             if judged.runs:
                 legal.append(plan)
             else:

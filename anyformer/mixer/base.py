@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from anyformer.attention._shortening import Shortening
 from anyformer.context import Context, Encoding, LayerCache, newest, sides, truths
 from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError, SpecError
@@ -16,7 +17,7 @@ from anyformer.site import Site
 
 
 class Mixer(nn.Module):
-    """Maps a sequence to a sequence of the same length, mixing its tokens.
+    """Maps a sequence to a sequence of the same length (or to a shorter one, see `shortening`), mixing its tokens.
 
     A subclass is one file `mixer/<name>.py` with one class (`MultiHead` is the mixer that adapts an Attention). It sets `name`,
     `summary`, `paper`, `family` and the declarations below, takes `(self, site, *, knobs...)` and writes `mix`. A constructor that
@@ -72,7 +73,12 @@ class Mixer(nn.Module):
         """What a forward multiplies and makes, as formulas; None: it does not say."""
         return None
 
-    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+    @property
+    def shortening(self) -> Shortening | None:
+        """What its output is shortened by, and the stream has to be with it; None: it gives one vector for each token."""
+        return None
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence. `context.x` is what keys and values come from: the source, the content, or x itself."""
         raise NotImplementedError
 
@@ -92,7 +98,7 @@ class Mixer(nn.Module):
         tokens: Int[Tensor, "b n"] | None = None,
         drawn: Int[Tensor, "p"] | None = None,
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "b n c"]:
+    ) -> Float[Tensor, "b r c"]:
         """Mix the tokens of `x`, or let them read `source`.
 
         Args:
@@ -111,7 +117,7 @@ class Mixer(nn.Module):
             cache: what earlier calls left (`new_cache`); it is extended in place.
 
         Returns:
-            The mixed sequence; rows of padding are exactly 0.
+            The mixed sequence, one vector for each token unless it is shortened; rows of padding are exactly 0.
 
         Raises:
             IncompatibleError: an argument this mixer cannot honour.
@@ -163,9 +169,9 @@ class Mixer(nn.Module):
             aligned=source is None or (queries.keep is None and keys.keep is None) or self._ends_meet(crossing=True),
         )
         out = self.mix(x, context)
-        if queries.keep is not None:
-            out = blank(out, queries.keep)
-        return out if order is None else put_back(out, order)
+        kept = queries.keep if self.shortening is None else self.shortening.kept(queries.keep)
+        out = out if kept is None else blank(out, kept)
+        return out if order is None or self.shortening is not None else put_back(out, order)
 
     def new_cache(self, batch_size: int) -> LayerCache:
         """An empty cache for this layer.

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
+from anyformer.attention._shortening import Shortening
 from anyformer.attention.base import Attention
 from anyformer.context import Context, Encoding
 from anyformer.cost import Cost, symbols
@@ -116,7 +117,12 @@ class Complex(Mixer):
         keys = "k m / 2" if self.k is None else "k m"
         return replace(inner, products=f"{inner.products} + pairs d + c d (h n + {keys})")
 
-    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+    @property
+    def shortening(self) -> Shortening | None:
+        """That of its attention."""
+        return self.attention.shortening
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence; see the module's equation."""
         cache, d = context.cache, self.site.head_dim
         source = x if context.x is None else context.x

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from anyformer.attention._shortening import Shortening
 from anyformer.attention.base import Attention
 from anyformer.context import Context, Encoding
 from anyformer.cost import Cost
@@ -87,9 +88,16 @@ class MultiHead(Mixer):
         if inner is None:
             return None
         keys = "c d (2 h n + k m)" if self.k is None else "2 c d (h n + k m)"
+        if self.shortening is not None:
+            keys = "c d (h n + h queries + 2 k m)"
         return replace(inner, products=f"{inner.products} + {keys}")
 
-    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
+    @property
+    def shortening(self) -> Shortening | None:
+        """That of its attention."""
+        return self.attention.shortening
+
+    def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence; see the class."""
         q, v = self.q(x), self.v(context.x)
         k = v if self.k is None else self.k(context.x)  # with shared keys a stand-in of the right width

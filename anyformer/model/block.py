@@ -6,13 +6,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyformer.context import LayerCache
+from anyformer.context import LayerCache, truths
 from anyformer.mixer.base import Mixer
 from anyformer.model.feed_forward import FeedForward
 
 
 class Block(nn.Module):
     """x + drop(mixer(norm(x))), then x + drop(feed_forward(norm(x))); the second only where the mixer holds none of its own.
+
+    Where a mixer gives fewer vectors than it gets, x is shortened as its queries are before they are added.
 
     Args:
         dim: width of the model.
@@ -51,7 +53,7 @@ class Block(nn.Module):
         global_mask: Bool[Tensor, "b n"] | None = None,
         drawn: Int[Tensor, "p"] | None = None,
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "b n c"]:
+    ) -> Float[Tensor, "b r c"]:
         """The stream after this block; the arguments are those of `Mixer.forward`, global_mask for mixers that read it, content
         as it is before its norm."""
         mixed = self.mixer(
@@ -66,6 +68,8 @@ class Block(nn.Module):
             drawn=drawn,
             cache=cache,
         )
+        if (shortening := self.mixer.shortening) is not None:
+            x = shortening(x, truths("attention_mask", attention_mask))
         x = x + F.dropout(mixed, self.dropout, self.training)
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x

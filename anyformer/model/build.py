@@ -191,6 +191,18 @@ def verdict(attention: AnySpec, position: AnySpec, site: Site) -> Verdict:
     return judge(mixing, placed, site)
 
 
+def with_head(attention: AnySpec, found: Verdict, head: str, site: Site) -> Verdict:
+    """The verdict of a pair at `site` in a model with this head."""
+    if not found.runs or head == "classifier":
+        return found
+    with torch.device("meta"):
+        shortens = build_mixer(attention, "none", site).shortening is not None
+    if not shortens:
+        return found
+    why = f"{slot(attention)[1]} gives no output for each token, and head={head} scores each; leave out queries=..."
+    return Verdict("refused", why)
+
+
 def check(
     attention: AnySpec,
     position: AnySpec,

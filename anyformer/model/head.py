@@ -59,8 +59,8 @@ class Head(nn.Module):
         )
 
     def finish(
-        self, x: Float[Tensor, "b n c"], queries: Side, last: Callable[..., Float[Tensor, "b n c"]]
-    ) -> Float[Tensor, "b n c"]:
+        self, x: Float[Tensor, "b n c"], queries: Side, last: Callable[..., Float[Tensor, "b r c"]]
+    ) -> Float[Tensor, "b r c"]:
         """What comes out of the last block, given what came out of the one before."""
         return last(x) if self.decoder is None else self.decoder(x, queries, last)
 

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from anyformer.attention.base import Attention
-from anyformer.context import LayerCache
+from anyformer.context import LayerCache, truths
+from anyformer.errors import IncompatibleError
 from anyformer.mixer.base import Mixer
 from anyformer.model.block import Block
 from anyformer.model.build import added_at_embedding, build_mixer, build_position
@@ -78,13 +80,56 @@ def steps(
         drawn: what stands for positions in each block.  caches: of each block.
         facts: the other arguments of `Block.forward`.
         again: whether blocks are computed again in the backward instead of being kept.
+
+    Raises:
+        IncompatibleError: flags of tokens for a block after one that shortens.
     """
+    found, shortened, flagged = [], False, facts.get("global_mask") is not None
+    for layer, block in enumerate(blocks):
+        assert isinstance(block, Block)
+        if shortened and flagged and block.mixer.takes_flags:
+            raise IncompatibleError(
+                "global_mask flags tokens, and an earlier block has shortened them to averages; leave global_mask out, "
+                "or put attentions that read flags into earlier blocks"
+            )
+        table = None if shortened else drawn[layer]  # positions that were drawn are those of tokens
+        run = partial(block, **facts, drawn=table, cache=None if caches is None else caches[layer])
+        found.append(partial(checkpoint, run, use_reentrant=False) if again else run)
+        if (shortening := block.mixer.shortening) is not None:  # what is known of tokens is not known of their averages
+            keep = shortening.kept(truths("attention_mask", facts.get("attention_mask")))
+            facts, shortened = {"attention_mask": keep}, True
+    return found
 
-    def step(layer: int, block: nn.Module) -> Callable[..., Tensor]:
-        run = partial(block, **facts, drawn=drawn[layer], cache=None if caches is None else caches[layer])
-        return partial(checkpoint, run, use_reentrant=False) if again else run
 
-    return [step(layer, block) for layer, block in enumerate(blocks)]
+def kept(mixers: Iterable[Mixer], keep: Bool[Tensor, "b n"] | None) -> Bool[Tensor, "b r"] | None:
+    """Which vectors of the last of these mixers are real, given which tokens are."""
+    for mixer in mixers:
+        keep = keep if mixer.shortening is None else mixer.shortening.kept(keep)
+    return keep
+
+
+def admit_shortening(mixers: Sequence[Mixer], positions: Sequence[Position], needing: str | None) -> None:
+    """Refuse mixers that give fewer vectors than they get, where something after them needs one for each token.
+
+    Args:
+        needing: what reads the last block's vectors of single tokens, and what to use instead; None: nothing does.
+
+    Raises:
+        IncompatibleError: the reason.
+    """
+    for layer, mixer in enumerate(mixers):
+        if mixer.shortening is None:
+            continue
+        shorter = f"{mixer.name} shortens every sequence to {mixer.shortening.count} averages of tokens"
+        if needing is not None:
+            raise IncompatibleError(f"{shorter}, and {needing}; or leave out queries=...")
+        inside = (each for each in positions[layer + 1 :] if not added_at_embedding(each))
+        on_grid = next((each.name for each in inside if each.axes == 2), None)
+        if on_grid is not None:
+            raise IncompatibleError(
+                f"{shorter}, which have no row and no column for {on_grid} in the blocks after it; "
+                "use an encoding of one number a token such as rope or sinusoidal, or leave out queries=..."
+            )
 
 
 def _draws(part: nn.Module) -> bool:

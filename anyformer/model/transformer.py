@@ -24,7 +24,15 @@ from anyformer.model.explain import calls_of, evaluating, terms, weights
 from anyformer.model.generate import Chooser, extend
 from anyformer.model.head import build_head
 from anyformer.model.initial import draw_shared, query_gain, seeded
-from anyformer.model.parts import build_block, build_positions, draw_positions, share_parts, steps
+from anyformer.model.parts import (
+    admit_shortening,
+    build_block,
+    build_positions,
+    draw_positions,
+    kept,
+    share_parts,
+    steps,
+)
 from anyformer.position.base import Position
 
 
@@ -57,6 +65,8 @@ class Transformer(nn.Module):
             share_parts(config, self._mixers())
             self.norm = build_norm(config.norm, config.dim)
             self.head = build_head(config.head, config.dim, config.width, config.norm, config.site())
+            needing = None if self.head.pools else f'head="{config.head}" scores every token; use head="classifier"'
+            admit_shortening(self._mixers(), positions, needing)
             if self.head.decoder is not None:
                 self.head.decoder.admit(self._mixers()[-1])
         draw_shared(
@@ -104,8 +114,8 @@ class Transformer(nn.Module):
             global_mask=global_mask,
             cache=cache,
         )
-        n = tokens.shape[1]
-        return self.head(x, None if attention_mask is None else attention_mask[:, attention_mask.shape[1] - n :].bool())
+        keep = None if attention_mask is None else attention_mask[:, attention_mask.shape[1] - tokens.shape[1] :].bool()
+        return self.head(x, kept(self._mixers(), keep))
 
     def encode(
         self,
@@ -117,8 +127,8 @@ class Transformer(nn.Module):
         no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "b n c"]:
-        """The normalised vectors that the head reads; arguments and errors are those of `forward`."""
+    ) -> Float[Tensor, "b r c"]:
+        """The normalised vectors that the head reads, one a token unless a block shortens; see `forward`."""
         check_shapes(
             tokens,
             positions=positions,
@@ -233,11 +243,13 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "#b n *a"] | None = None,
         no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
-    ) -> list[Float[Tensor, "b h r n"]]:
-        """For each layer, what the asked rows take from each token; nothing of the size n x n is made.
+    ) -> list[Float[Tensor, "b h r _"]]:
+        """For each layer, what the asked rows take from each token; nothing of the size n x n is made. With the head enhanced_mlm
+        the last block comes once a pass, so that the list has depth - 1 + passes entries, those of the passes at its end.
 
         For an attention these are the weights of its values, explicit or implied; where there are none (a mixer without values, or
-        channels weighted differently) the influence |d out_i / d x_j|, as one head, each row scaled to the sum 1.
+        channels weighted differently) the influence |d out_i / d x_j|, as one head, each row scaled to the sum 1. From a block on
+        that shortens, rows are its averages, and so are tokens in the blocks after it.
 
         Args:
             tokens: token ids.  rows: tokens asked for, from 0.  heads: heads asked for; None: all.
@@ -261,11 +273,11 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "#b n *a"] | None = None,
         no_position: Bool[Tensor, "b n"] | None = None,
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
-    ) -> list[dict[str, Float[Tensor, "b h r n"]]]:
+    ) -> list[dict[str, Float[Tensor, "b h r _"]]]:
         """For each layer, the terms that the scores of the asked rows are the sum of: "content", and of the position encoding
         "rotation", "bias" and "row", where there are such.
 
-        Arguments and errors are those of `explain`.
+        Arguments, errors and the order of layers are those of `explain`.
 
         Raises:
             IncompatibleError: a layer scores no pairs.

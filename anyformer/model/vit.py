@@ -29,7 +29,7 @@ from anyformer.model.embedding import placed
 from anyformer.model.explain import calls_of, weights
 from anyformer.model.head import Head
 from anyformer.model.initial import draw_shared, query_gain, seeded
-from anyformer.model.parts import build_block, build_positions, draw_positions, share_parts, steps
+from anyformer.model.parts import admit_shortening, build_block, build_positions, draw_positions, share_parts, steps
 from anyformer.model.vit_config import VitConfig
 from anyformer.position.base import Position
 from anyformer.side import Side, grid
@@ -102,6 +102,8 @@ class Vit(nn.Module):
             self.embedding = Patches(config, embedded.values())
             self.blocks = nn.ModuleList(build_block(body, layer, each) for layer, each in enumerate(positions))
             share_parts(body, self._mixers())
+            needing = f"class and register tokens ({config.placeless} here) are told by their place; use pool=mean, registers=0"
+            admit_shortening(self._mixers(), positions, needing if config.placeless else None)
             self.norm = build_norm(config.norm, config.dim)
             self.head = Head("classifier", config.dim, config.classes, config.norm)
         for each in positions:
@@ -128,8 +130,9 @@ class Vit(nn.Module):
         pooled = x[:, :1] if self.config.pool == "class" else x[:, self.config.placeless :]
         return self.head(pooled, None)
 
-    def encode(self, images: Float[Tensor, "b p y x"]) -> Float[Tensor, "b n c"]:
-        """The normalised vectors that the head reads: class and register tokens, then the patches row by row; errors are those
+    def encode(self, images: Float[Tensor, "b p y x"]) -> Float[Tensor, "b r c"]:
+        """The normalised vectors that the head reads: class and register tokens, then the patches row by row, or what they were
+        shortened to; errors are those
         of `forward`."""
         self._check(images)
         (height, width), (high, wide) = images.shape[2:], self.config.patch_size
@@ -151,7 +154,7 @@ class Vit(nn.Module):
 
     def explain(
         self, images: Float[Tensor, "b p y x"], rows: Sequence[int], heads: Sequence[int] | None = None
-    ) -> list[Float[Tensor, "b h r n"]]:
+    ) -> list[Float[Tensor, "b h r _"]]:
         """For each layer, what the asked tokens take from each token; see `Transformer.explain`.
 
         Args:

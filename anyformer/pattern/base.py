@@ -47,6 +47,20 @@ class Pattern(ABC):
     def traits(self, causal: bool) -> Traits:
         """What holds of all pairs. Raises SpecError where the pattern has no causal form."""
 
+    @property
+    def side(self) -> int | None:
+        """Tokens of the blocks that `squares` tells of; None: it tells of none, as where their number grows with the length."""
+        return None
+
+    def squares(self, batch: Places, head: Places, row: Places, facts: Facts) -> list[Tensor]:
+        """Blocks of keys that hold all that a block of queries meets, one tensor an entry of its list, repeats and -1 for none
+        included, of queries that are in none of `full_squares`. As many at any length."""
+        return []
+
+    def full_squares(self, batch: Places, facts: Facts) -> list[Tensor]:
+        """Blocks of queries that meet every key, one tensor each; -1 for none."""
+        return []
+
     def allows(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
         """Whether a query may meet a key: the definition of the pattern, causality included, padding not.
 

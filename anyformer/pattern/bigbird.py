@@ -132,6 +132,27 @@ class BigBird(Pattern):
         targets = torch.stack(self.targets(zero, zero + grid.head, rows, grid.facts))
         return near | hubs | grid.squares(rows.expand_as(targets)[targets >= 0], targets[targets >= 0], side)
 
+    @property
+    def side(self) -> int:
+        return self.block
+
+    def squares(self, batch: Places, head: Places, row: Places, facts: Facts) -> list[Tensor]:
+        near = [row + step for step in range(-self.reach, 1 if facts.causal else self.reach + 1)]
+        leading = [torch.full_like(row, index) for index in range(self.leading)]
+        return [*near, *leading, *self._last(batch, facts), *self.targets(batch, head, row, facts)]
+
+    def full_squares(self, batch: Places, facts: Facts) -> list[Tensor]:
+        if facts.causal:
+            return []
+        return [*(torch.full_like(batch, index) for index in range(self.leading)), *self._last(batch, facts)]
+
+    def _last(self, batch: Places, facts: Facts) -> list[Tensor]:
+        """The global blocks at the end."""
+        if facts.causal or not self.trailing:
+            return []
+        count = self._blocks(batch, batch, facts)
+        return [count - 1 - index for index in range(self.trailing)]
+
     def traits(self, causal: bool) -> Traits:
         drawn = {"place", "head", "layer"} if self.random else {"place"}
         return Traits(depends=frozenset(drawn if causal else drawn | {"lengths"}))

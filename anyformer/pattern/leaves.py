@@ -182,6 +182,13 @@ class Block(Pattern):
     def cover(self, grid: Grid) -> Cover:
         return grid.intervals(lambda q: (q // self.size * self.size, q // self.size * self.size + self.size - 1))
 
+    @property
+    def side(self) -> int:
+        return self.size
+
+    def squares(self, batch: Places, head: Places, row: Places, facts: Facts) -> list[Tensor]:
+        return [row]
+
     def traits(self, causal: bool) -> Traits:
         return Traits(horizon=self.size - 1, depends=frozenset({"place"}))
 
@@ -307,26 +314,9 @@ class Flagged(Pattern):
         return "Flagged()"
 
 
-LEAVES: Mapping[str, type[Pattern]] = MappingProxyType(
-    {
-        leaf.__name__: leaf
-        for leaf in (
-            Full,
-            Causal,
-            Local,
-            Strided,
-            Dilated,
-            Block,
-            Columns,
-            Global,
-            Flagged,
-            Random,
-            RandomBlocks,
-            PerHead,
-            PerLayer,
-        )
-    }
-)
+_ALL = (Full, Causal, Local, Strided, Dilated, Block, Columns, Global, Flagged, Random, RandomBlocks, PerHead, PerLayer)
+
+LEAVES: Mapping[str, type[Pattern]] = MappingProxyType({leaf.__name__: leaf for leaf in _ALL})
 """What pattern expressions are made of."""
 
 SLOT_NAMES: Mapping[str, type[Pattern]] = MappingProxyType(

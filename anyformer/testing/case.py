@@ -59,6 +59,13 @@ class Case:
         return self.layer()
 
     @cached_property
+    def head(self) -> Literal["lm", "mlm", "classifier"]:
+        """The head of its models: one that scores every token, where there is a vector for each."""
+        if self.mixer.shortening is not None:
+            return "classifier"
+        return "lm" if self.causal else "mlm"
+
+    @cached_property
     def axes(self) -> int:
         """Numbers in a position of the encoding."""
         with torch.device("meta"):
@@ -104,7 +111,8 @@ class Case:
             kv_heads=self.kv_heads,
             attention=self.attention,
             position=self.position,
-            head=head or ("lm" if self.causal else "mlm"),
+            head=head or self.head,
+            outputs=VOCAB,
             causal=self.causal,
             max_length=MAX_LENGTH,
             dropout=dropout,
@@ -173,6 +181,13 @@ def padding(lengths: list[int], total: int, side: str, seed: int = 0) -> Bool[Te
             case _:
                 keep[row, torch.randperm(total, generator=generator)[:length]] = True
     return keep
+
+
+def told(layer: Mixer, keep: Bool[Tensor, "b n"]) -> Bool[Tensor, "b r"]:
+    """Which vectors of a layer's output say something: those of real tokens, or the averages of rows that have one."""
+    kept = keep if layer.shortening is None else layer.shortening.kept(keep)
+    assert kept is not None
+    return kept
 
 
 def gap(a: Tensor, b: Tensor) -> float:

@@ -9,7 +9,7 @@ from anyformer.errors import IncompatibleError
 from anyformer.functional import attend
 from anyformer.mixer.multihead import MultiHead
 from anyformer.pattern.leaves import Flagged, Local
-from anyformer.testing.case import VOCAB, WIDTH, Case, gap, padding, random, token_ids
+from anyformer.testing.case import VOCAB, WIDTH, Case, gap, padding, random, token_ids, told
 from anyformer.testing.finding import Finding, Law
 
 
@@ -51,12 +51,13 @@ def hidden_tokens_have_no_influence(case: Case) -> list[Finding] | str:
             garbage = torch.where(keep[..., None], x, 1e4 * random(batch, 13, WIDTH, seed=1)).requires_grad_()
             out = layer(x, attention_mask=keep)
             moved = layer(garbage, attention_mask=keep)
-            found.append(Finding(gap(moved[keep], out[keep]), 1e-9, note))
-            found.append(Finding(_size(moved[~keep]), 0.0, f"{note}: padded outputs"))
+            real = told(layer, keep)
+            found.append(Finding(gap(moved[real], out[real]), 1e-9, note))
+            found.append(Finding(_size(moved[~real]), 0.0, f"{note}: padded outputs"))
             for row in range(batch):
                 alone = layer(x[row : row + 1, keep[row]])
-                found.append(Finding(gap(out[row : row + 1, keep[row]], alone), 1e-9, f"{note}: row {row} alone"))
-            (grad,) = torch.autograd.grad(moved[keep].square().sum(), garbage)
+                found.append(Finding(gap(out[row : row + 1, real[row]], alone), 1e-9, f"{note}: row {row} alone"))
+            (grad,) = torch.autograd.grad(moved[real].square().sum(), garbage)
             found.append(Finding(_size(grad[~keep]), 0.0, f"{note}: gradient"))
     return found
 

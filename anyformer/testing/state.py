@@ -126,7 +126,9 @@ def padding_on_the_left(case: Case) -> list[Finding] | str:
         batch = torch.zeros(3, 10, dtype=torch.int64)
         batch[keep] = torch.cat(rows, dim=1)[0]
         out = model(batch, attention_mask=keep)
-        found += [Finding(gap(out[at][keep[at]], alone[at][0]), 1e-9, f"{side}, row {at}") for at in range(3)]
+        pooled = case.head == "classifier"
+        by_row = [out[at] if pooled else out[at][keep[at]] for at in range(3)]
+        found += [Finding(gap(by_row[at], alone[at][0]), 1e-9, f"{side}, row {at}") for at in range(3)]
         if not case.causal or not _decodes(model):
             continue
         cache = model.new_cache(3)

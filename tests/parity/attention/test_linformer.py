@@ -83,6 +83,40 @@ def test_with_the_identity_for_both_it_is_full_attention(sharing: str) -> None:
         close(one.grad, two.grad)
 
 
+def test_with_as_many_queries_as_tokens_and_the_identity_it_is_the_plain_layer() -> None:
+    plain, shortened = (
+        build_mixer(f"linformer(rank={RANK}{more})", "rope", Site(DIM, HEADS, max_length=LENGTH)).double()
+        for more in ("", f", queries={LENGTH}")
+    )
+    missing = shortened.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert missing == ["attention.shortening.scores"]
+    scores = shortened.get_parameter("attention.shortening.scores")
+    scores.data.fill_(-torch.inf).fill_diagonal_(0.0)
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, expected = shortened(mine), plain(other)
+    got.square().sum().backward()
+    expected.square().sum().backward()
+    close(got, expected)
+    close(mine.grad, other.grad)
+    close(shortened.get_parameter("k.weight").grad, plain.get_parameter("k.weight").grad)
+    assert torch.equal(shortened.shortening(x, None), x)
+
+
+def test_with_equal_scores_a_query_is_the_mean_of_the_real_ones() -> None:
+    site = Site(DIM, HEADS, max_length=LENGTH)
+    plain, shortened = (Linformer(site, rank=RANK, queries=queries).double() for queries in (None, 2))
+    shortened.load_state_dict(plain.state_dict(), strict=False)
+    assert shortened.shortening is not None
+    shortened.shortening.scores.data.zero_()
+    q, k, v = torch.randn(3, 2, HEADS, 7, 4, dtype=torch.float64).unbind(0)
+    keep = torch.arange(7) < torch.tensor([[7], [4]])
+    tokens, two = side(7, q.device, keep=keep), side(2, q.device)
+    mean = torch.stack([each[:, real].mean(dim=1) for each, real in zip(q, keep, strict=True)])[:, :, None]
+    got = shortened(q, k, v, Context(causal=False, queries=tokens, keys=tokens))
+    close(got, plain(mean.expand(-1, -1, 2, -1), k, v, Context(causal=False, queries=two, keys=tokens)))
+
+
 def close(got: Tensor | None, expected: Tensor | None) -> None:
     assert got is not None
     assert expected is not None

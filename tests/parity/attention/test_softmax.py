@@ -1,9 +1,12 @@
-"""softmax against torch's own multi-head attention and its fused kernel, and learned sinks of weights against a closed form."""
+"""softmax against torch's own multi-head attention and its fused kernel, and learned sinks against Hugging Face's GPT-OSS."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 import anyformer as af
 from anyformer.ops.softmax import dense
@@ -41,6 +44,23 @@ def test_grouped_heads_equal_torch() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(each.square().sum(), (q, k, v)) for each in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", ["reference", "torch", "tiles"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_learned_sinks_equal_gpt_oss(impl: str, dtype: torch.dtype) -> None:
+    shapes = ((2, 4, 30, 8), (2, 2, 30, 8), (2, 2, 30, 8), (4,))
+    q, k, v, sink = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    pattern = af.Local(7, 0) | af.Global([0, 1])
+    hidden = torch.zeros(30, 30, dtype=dtype).masked_fill(~pattern.dense(30, causal=True)[0], -torch.inf)
+    peer = SimpleNamespace(sinks=sink, num_key_value_groups=2, training=False)
+    theirs = eager_attention_forward(peer, q, k, v, hidden, scaling=0.3)[0].transpose(1, 2)
+    ours = af.attend(q, k, v, pattern=pattern, causal=True, scale=0.3, sink=sink, impl=impl)
+    near = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-6, "atol": 2e-6}
+    torch.testing.assert_close(ours, theirs, **near)
+    probe = torch.randn_like(ours)
+    for a, b in zip(*(torch.autograd.grad(out, (q, k, v, sink), probe) for out in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=near["rtol"], atol=near["atol"] * float(b.abs().max()))
 
 
 def test_a_softcap_in_closed_form() -> None:

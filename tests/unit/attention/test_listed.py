@@ -34,11 +34,11 @@ def test_the_node_equals_the_reference(text: str, n: int, m: int) -> None:
     queries = tokens.part(m - n, m)
     encoding = bind(position, (Form.TOEPLITZ,), queries, tokens)
     context = Context(causal=False, queries=queries, keys=tokens, pattern=pattern, encoding=encoding, softcap=3.0)
-    out = listed(Listed(pattern, 8), q, k, v, context, 0.4)
-    expected = af.attend(q, k, v, pattern=pattern, position=position, scale=0.4, softcap=3.0, impl="reference")
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    probe, leaves = torch.randn_like(out), (q, k, v, *position.parameters())
-    for found, wanted in zip(*(torch.autograd.grad(x, leaves, probe) for x in (out, expected)), strict=True):
+    out, lse = listed(Listed(pattern, 8), q, k, v, context, 0.4, want_lse=True)
+    expected = af.attend_with_lse(q, k, v, pattern=pattern, position=position, scale=0.4, softcap=3.0)
+    torch.testing.assert_close((out, lse), expected, rtol=1e-10, atol=1e-10)
+    probes, leaves = [torch.randn_like(each) for each in expected], (q, k, v, *position.parameters())
+    for found, wanted in zip(*(torch.autograd.grad(x, leaves, probes) for x in ((out, lse), expected)), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
@@ -47,9 +47,9 @@ def test_opcheck() -> None:
     q, k, v = _inputs(20, 41, torch.float64)
     keep, bias = torch.rand(2, 41) < 0.8, torch.randn(2, 60, dtype=torch.float64, requires_grad=True)
     lengths, documents = keep.sum(1), torch.zeros(2, 41, dtype=torch.long)
-    plain = ("Strided(5) | Global([-1])", 8, 0, False, 0.4, 2.0, 0.2)
+    plain = ("Strided(5) | Global([-1])", 8, 0, False, 0.4, 2.0, 0.2, True)
     torch.library.opcheck(listed_forward, (q, k, v, keep, documents, bias, lengths, torch.tensor(5), *plain))
-    torch.library.opcheck(listed_forward, (q, k, v, *[None] * 5, "Strided(5)", 8, 0, True, 0.4, 0.0, 0.0))
+    torch.library.opcheck(listed_forward, (q, k, v, *[None] * 5, "Strided(5)", 8, 0, True, 0.4, 0.0, 0.0, False))
 
 
 @pytest.mark.plain

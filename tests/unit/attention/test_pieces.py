@@ -24,7 +24,7 @@ PATTERNS = (
     "bigbird(block=16, random=1)",
     "PerHead((Local(5), 1), (Strided(7), 3))",
 )
-POSITIONS = ("fire", "swin_bias", "fox", "cope", "shaw", "deberta", "tupe(relative=True)", "t5")
+POSITIONS = ("fire", "swin_bias", "fox", "cope", "path", "shaw", "deberta", "tupe(relative=True)", "t5")
 N = 200
 
 
@@ -37,7 +37,7 @@ def _layer(pattern: str, position: str, causal: bool, n: int, heads: int = 4) ->
 
 def _cases() -> list[tuple[str, str, bool]]:
     every = [(text, position, causal) for text in PATTERNS for position in POSITIONS for causal in (False, True)]
-    gapless = {"cope": {("Local(70)", True)}, "fox": {(text, True) for text in PATTERNS}}
+    gapless = {"cope": {("Local(70)", True)}, "path": {("Local(70)", True)}, "fox": {(text, True) for text in PATTERNS}}
     return [each for each in every if each[1] not in gapless or (each[0], each[2]) in gapless[each[1]]]
 
 
@@ -110,9 +110,9 @@ class _Largest(TorchDispatchMode):
 
 
 def _in_windows() -> list[tuple[str, str, bool]]:
-    """Every encoding that has a term of two tokens, in the direction that it has; `path` needs every key between."""
+    """Every encoding that has a term of two tokens, in the direction that it has."""
     found = []
-    for name in sorted({*names("position")} - {"path"}):
+    for name in names("position"):
         both = verdict("Local(64)", name, Site(8, 1, causal=False)).runs
         encoding = build_position(name, Site(8, 1, causal=not both))
         if encoding.forms and not added_at_embedding(encoding) and Form.SHIFT not in encoding.forms[0]:

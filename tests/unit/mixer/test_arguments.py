@@ -62,6 +62,24 @@ def test_a_step_beyond_reason() -> None:
 
 
 @pytest.mark.plain
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+def test_positions_that_are_no_whole_numbers(dtype: torch.dtype) -> None:
+    x, positions = torch.zeros(1, 3, 8), torch.zeros(1, 3, dtype=dtype)
+    expected = (
+        f"positions: expected whole numbers, got {str(dtype).removeprefix('torch.')}; round them, or count in finer"
+    )
+    for encoding in ("rope", "alibi", "none"):
+        layer = af.MultiHead(8, 2, position=encoding)
+        with pytest.raises(ValueError, match=expected):
+            layer(x, positions=positions)
+        with pytest.raises(ValueError, match=expected):
+            layer(x, source=x, source_positions=positions)
+    model = af.Transformer(af.ModelConfig(vocab=9, dim=8, depth=1, heads=2, position="sinusoidal", causal=False))
+    with pytest.raises(ValueError, match=expected):
+        model(torch.zeros(1, 3, dtype=torch.int64), positions=positions)
+
+
+@pytest.mark.plain
 def test_a_mask_that_is_added_to_scores() -> None:
     hidden = torch.tensor([[0.0, -torch.inf, 0.0]])
     expected = "{}: expected True or 1 for yes, got float32; of a mask that is added to scores write mask == 0"

@@ -24,6 +24,9 @@ EXPORTED = [
     ("Local(16)", "none", False),
     ("Local(16) | Global([0])", "alibi", False),
     ("linear", "rope", True),
+    ("softmax(sink=True)", "rope", True),
+    ("bigbird(block=8, random=1)", "alibi", False),
+    ("softmax(pattern=Local(16) | Global([0]), sink=True)", "alibi", False),
 ]
 
 
