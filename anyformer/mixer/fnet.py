@@ -8,6 +8,7 @@ out = C_n x C_c - S_n x S_c.
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from anyformer.context import Context
 from anyformer.cost import Cost
@@ -54,5 +55,20 @@ def fourier(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
     """Real part of the transform over tokens and channels, computed in the wider of float32 and the input's dtype."""
     if x.numel() == 0:
         return x
-    wide = x.to(torch.promote_types(torch.float32, x.dtype))
-    return torch.fft.fft2(wide).real.to(x.dtype)
+    return _Waves.apply(x.to(torch.promote_types(torch.float32, x.dtype))).to(x.dtype)
+
+
+class _Waves(torch.autograd.Function):
+    """The transform, whose matrices are symmetric: it is its own adjoint, and needs nothing of its input for that."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        waves = torch.fft.rfft2(
+            x
+        ).real  # of real numbers, the waves beyond the middle are those before it, turned round
+        rest = waves[..., 1 : (x.shape[-1] + 1) // 2].flip(-2, -1).roll(1, dims=-2)
+        return torch.cat([waves, rest], dim=-1)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, d_out: Tensor) -> Tensor:  # type: ignore[override]  # one output
+        return _Waves.apply(d_out)
