@@ -72,7 +72,7 @@ def attend(
         IncompatibleError: an encoding that does not act inside attention.
     """
     keys = _keys(k, attention_mask, document_ids, global_mask, k_positions)
-    own = {"mask": mask, "bias": bias, "softcap": softcap, "sink": sink, "dropout": dropout}
+    own = {"mask": mask, "bias": bias, "softcap": softcap, "sink": _sink(sink, q), "dropout": dropout}
     context = _context(q, keys, q_positions, causal=causal, pattern=pattern, **own)
     q, k, context = _place(q, k, context, position)
     return softmax.attend(q, k, v, context, scale, impl)
@@ -107,6 +107,14 @@ def attend_with_lse(
     )
     q, k, context = _place(q, k, context, position)
     return softmax.attend_with_lse(q, k, v, context, scale)
+
+
+def _sink(sink: Tensor | None, q: Tensor) -> Tensor | None:
+    heads = q.shape[1]
+    if sink is not None and not (isinstance(sink, Tensor) and sink.shape == (heads,) and sink.is_floating_point()):
+        kind = f"shape {list(sink.shape)} of {sink.dtype}" if isinstance(sink, Tensor) else repr(sink)
+        raise ValueError(f"sink: expected a floating number for each of the {heads} query heads, got {kind}")
+    return sink
 
 
 def _keys(

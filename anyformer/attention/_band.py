@@ -12,7 +12,7 @@ from anyformer.ops.composite import window_attention_composite
 from anyformer.ops.softmax import dense, repeat_heads
 from anyformer.ops.window import window_attention
 from anyformer.pattern import Parts
-from anyformer.pattern.pairs import pairs
+from anyformer.pattern.pairs import facts, pairs
 from anyformer.side import left_order
 
 _VANISHES = {torch.float32: 104.0, torch.float64: 746.0}  # exp of minus this is 0
@@ -89,15 +89,14 @@ def global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"
     """Slots of the global keys of each row, -1 where a row has fewer."""
     if not parts.tokens and not parts.flagged:
         return None
-    keep, flags, (b, _, m, _) = context.keys.keep, context.keys.flags, k.shape
-    keep = torch.ones(b, m, dtype=torch.bool, device=k.device) if keep is None else keep
-    hub, length = torch.zeros_like(keep), keep.sum(dim=1, keepdim=True)
+    keep, flags, places, (b, _, m, _) = context.keys.keep, context.keys.flags, context.keys.places, k.shape
+    batch = torch.arange(b, device=k.device)[:, None]
+    hub, end = torch.zeros(b, m, dtype=torch.bool, device=k.device), facts(context).length_of(batch, batch)
     for token in parts.tokens:
-        place = torch.full_like(length, token) if token >= 0 else length + token
-        real = (place >= 0) & (place < length)
-        hub = hub | ((torch.arange(m, device=k.device) == place) & real)
+        place = torch.full_like(end, token) if token >= 0 else end + token
+        hub = hub | ((places == place) & (place < end))
     if parts.flagged and flags is not None:
-        hub = hub | (flags & keep)
+        hub = hub | (flags if keep is None else flags & keep)
     most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
     if not most:
         return None

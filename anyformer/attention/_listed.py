@@ -85,7 +85,7 @@ def run_forward(
     path, known = _path(q, k, lengths, pattern, block, layer, causal)
     given = Given(q, k, v, keep, documents, bias).ordered(path)
     out, lse = blocks.run_forward(
-        given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents, given.bias, seed,
+        given.q, given.k, given.v, *tables(path, known, q), given.keep, None, given.documents, given.bias, seed,
         block, scale, softcap, dropout, want_lse,
     )  # fmt: skip
     return back(path, out), back(path, lse) if want_lse else lse
@@ -122,7 +122,7 @@ def run_backward(
         order = path.layout.order.to(q.device)
         d_out, d_lse = d_out[:, :, order], None if d_lse is None else d_lse[:, :, order]
     *grads, d_bias = blocks.run_backward(
-        d_out, d_lse, given.q, given.k, given.v, *tables(path, known, q.device), given.keep, None, given.documents,
+        d_out, d_lse, given.q, given.k, given.v, *tables(path, known, q), given.keep, None, given.documents,
         given.bias, seed, block, scale, softcap, dropout, learning,
     )  # fmt: skip
     if bias is not None and path.layout.order is not None:

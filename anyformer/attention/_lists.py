@@ -47,7 +47,7 @@ def lists(
         given.q,
         given.k,
         given.v,
-        **tables(path, facts(context), q.device)._asdict(),
+        **tables(path, facts(context), q)._asdict(),
         block=path.layout.block,
         keep=given.keep,
         documents=given.documents,
@@ -69,10 +69,12 @@ class Tables(NamedTuple):
     masks: Tensor | None
 
 
-def tables(path: Lists, known: Facts, device: torch.device) -> Tables:
+def tables(path: Lists, known: Facts, q: Float[Tensor, "b h n d"]) -> Tables:
     """The lists of a layout, and the masks of the blocks in which only some pairs meet."""
-    layout = path.layout
-    return Tables(layout.offsets.to(device), layout.keys.to(device), *_masks(path, known, device))
+    layout, offsets = path.layout, path.layout.offsets
+    if layout.batch > 1 and layout.heads == 1:  # lists of a sample are said for each of its heads
+        offsets = offsets.repeat_interleave(q.shape[1], dim=0)
+    return Tables(offsets.to(q.device), layout.keys.to(q.device), *_masks(path, known, q.device))
 
 
 class Given(NamedTuple):

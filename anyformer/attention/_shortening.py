@@ -36,9 +36,8 @@ class Shortening(nn.Module):
         if keep is not None:
             x = torch.where(keep[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
         weights = self.weights(x.shape[1], keep).to(x.dtype)
-        return torch.bmm(
-            weights.expand(len(x), -1, -1), x
-        )  # matmul would give other bits in inference than in training
+        # matmul would give other bits in inference than in training
+        return torch.bmm(weights.expand(x.shape[0], -1, -1), x)
 
     def weights(self, n: int, keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "#b r n"]:
         """E for n tokens, in the wider of float32 and its own dtype.

@@ -101,7 +101,8 @@ def fused(
     if not scale:
         q, scale = torch.zeros_like(q), 1.0  # a product with the sink's key has to give its logit
     most = torch.finfo(k.dtype).max  # and not infinity, which the other heads' queries multiply by 0
-    q, k, v, mask = _with_sink(q, k, v, mask, (sink / scale).clamp(-most, most), first)
+    product = (sink.to(torch.promote_types(sink.dtype, k.dtype)) / scale).clamp(-most, most)
+    q, k, v, mask = _with_sink(q, k, v, mask, product, first)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **shared)[:, :, first:, :width]
 
 

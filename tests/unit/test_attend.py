@@ -184,6 +184,13 @@ def test_dropout_is_unbiased() -> None:
         ({"softcap": 2.0, "impl": "torch"}, SpecError, 'impl="torch" has no softcap'),
         ({"attention_mask": torch.ones(2, 5)}, ValueError, "attention_mask: expected one entry for each of the 9 keys"),
         ({"document_ids": torch.zeros(2, 9, dtype=torch.int64)}, ValueError, "at most 9 of them, got 11"),
+        (
+            {"sink": torch.zeros(1, 4)},
+            ValueError,
+            r"sink: expected a floating number for each of the 4 .*shape \[1, 4\]",
+        ),
+        ({"sink": torch.zeros(4, dtype=torch.int64)}, ValueError, "sink: expected a floating number.*torch.int64"),
+        ({"sink": 0.5}, ValueError, "sink: expected a floating number for each of the 4 query heads, got 0.5"),
         ({"pattern": "locale(4)"}, SpecError, "there is no pattern named 'locale'; did you mean 'local'"),
         (
             {"position": "rope", "k_positions": torch.zeros(1, 9)},

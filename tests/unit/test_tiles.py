@@ -224,3 +224,13 @@ def test_memory_follows_the_window() -> None:
 
 def _near() -> Tensor:
     return ((torch.arange(200) - torch.arange(90, 110)[:, None]).abs() <= 32)[None, None]
+
+
+@pytest.mark.parametrize(
+    "text", ["Local(2) | Global([-1])", "Local(3) | Global([0, -2])", "Block(7) | Local(2) | Global([-1])"]
+)
+@pytest.mark.parametrize(("n", "m"), [(40, 40), (25, 40)])
+def test_places_from_the_end_where_padding_is_not_on_the_right(text: str, n: int, m: int) -> None:
+    keep = torch.ones(2, m, dtype=torch.bool)
+    keep[0, :11], keep[1, 9:17], keep[1, -4:] = False, False, False
+    _compare(*_qkv(n, m), [], pattern=pattern_of(text), attention_mask=keep)

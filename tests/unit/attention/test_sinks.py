@@ -189,3 +189,12 @@ def test_compiled_it_is_the_same(text: str) -> None:
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(*(torch.autograd.grad(out.sin().sum(), leaves) for out in outs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("pattern", [None, "local(4)", "bigbird(block=8, random=1)"])
+@pytest.mark.parametrize(("dtype", "other"), [(torch.float32, torch.bfloat16), (torch.float64, torch.float32)])
+def test_a_sink_of_another_precision(pattern: str | None, dtype: torch.dtype, other: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 4, 40, 8, dtype=dtype) for _ in range(3))
+    sink = torch.randn(4).to(other)
+    facts = {"pattern": pattern, "impl": "auto" if pattern is None else "tiles"}
+    torch.testing.assert_close(af.attend(q, k, v, sink=sink, **facts), af.attend(q, k, v, sink=sink.to(dtype), **facts))

@@ -27,6 +27,7 @@ EXPORTED = [
     ("softmax(sink=True)", "rope", True),
     ("bigbird(block=8, random=1)", "alibi", False),
     ("softmax(pattern=Local(16) | Global([0]), sink=True)", "alibi", False),
+    ("linformer(rank=8, queries=6)", "none", False),
 ]
 
 
