@@ -4,7 +4,7 @@ Forward + backward on one thread, in processor time. Whole calls are interleaved
 The parts are those of the fastest of some rounds in which each operator is timed. The limit is the count of all products of the
 tiles at the rate that `torch.bmm` reaches on tiles of this shape.
 
-python -m bench.profile causal-4096 hub-4096 bigbird-1024
+python -m bench.seconds causal-4096 hub-4096 bigbird-1024
 """
 
 import argparse
