@@ -49,7 +49,7 @@ CAUSAL_PEERS = {
 """The same of those that look back only."""
 
 _FROM = 2048  # tokens from which on a method must beat dense attention, or 3 times its crossover if that is longer
-_SHORTEST, _LONGEST = 16, 2**20  # tokens between which a crossover is looked for
+_SHORTEST, _LONGEST = 16, 2**15  # tokens between which a crossover is looked for
 _LINEAR = 1.1  # exponent up to which a cost is linear
 
 
@@ -87,7 +87,7 @@ class Method:
     @property
     def linear(self) -> bool:
         """Whether its multiply-adds grow with the length only."""
-        low, high = (operations(self.contender, self.setting, length) for length in (2**14, 2**16))
+        low, high = (operations(self.contender, self.setting, length) for length in (2**13, 2**15))
         return low > 0 and math.log(high / low) / math.log(4) <= _LINEAR
 
     def beside(self, cells: dict[int, Cell], length: int, measure: Measure) -> float:
@@ -138,12 +138,12 @@ def crossover(contender: Contender, setting: Setting) -> float:
     def less(length: int) -> bool:
         return operations(contender, setting, length) < operations(DENSE, setting, length)
 
-    high = _LONGEST
-    if not less(high):
-        return math.inf
-    while high > _SHORTEST and less(high // 2):
-        high //= 2
-    if high <= _SHORTEST:
+    high = _SHORTEST
+    while not less(high):
+        if high >= _LONGEST:
+            return math.inf
+        high *= 2
+    if high == _SHORTEST:
         return 0.0
     low = high // 2
     while high - low > max(1, low // 50):

@@ -63,9 +63,8 @@ class _Waves(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
-        waves = torch.fft.rfft2(
-            x
-        ).real  # of real numbers, the waves beyond the middle are those before it, turned round
+        # of real numbers, the waves beyond the middle are those before it, turned round
+        waves = torch.fft.rfft2(x).real
         rest = waves[..., 1 : (x.shape[-1] + 1) // 2].flip(-2, -1).roll(1, dims=-2)
         return torch.cat([waves, rest], dim=-1)
 
