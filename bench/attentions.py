@@ -87,7 +87,7 @@ class Method:
     @property
     def linear(self) -> bool:
         """Whether its multiply-adds grow with the length only."""
-        low, high = (operations(self.contender, self.setting, length) for length in (2**13, 2**15))
+        low, high = (operations(self.contender, self.setting, length) for length in (2**12, 2**14))
         return low > 0 and math.log(high / low) / math.log(4) <= _LINEAR
 
     def beside(self, cells: dict[int, Cell], length: int, measure: Measure) -> float:
@@ -126,9 +126,14 @@ def ratio(other: Cell | None, own: Cell | None, measure: Measure) -> float:
 
 
 @cache
+def work(contender: Contender, setting: Setting, length: int) -> dict[Measure, float] | None:
+    """`useful`, asked once: to count the pairs of a union takes long."""
+    return useful(contender, setting, length)
+
+
 def operations(contender: Contender, setting: Setting, length: int) -> float:
     """Floating point operations of a forward, by formula; NaN where the method does not say."""
-    found = useful(contender, setting, length)
+    found = work(contender, setting, length)
     return math.nan if found is None else found["forward"]
 
 
@@ -160,7 +165,8 @@ def methods(bench: Bench) -> list[Method]:
     found = []
     for each in bench.contenders:
         if each.role == "own":
-            named = (CAUSAL_PEERS if bench.run.setting.causal else PEERS).get(each.name.removesuffix(" + none"), ())
+            known, name = CAUSAL_PEERS if bench.run.setting.causal else PEERS, each.name.removesuffix(" + none")
+            named = known.get(name) or known.get(name.split("(")[0], ())
             peers = {name: by_name[name] for name in named if name in by_name}
             found.append(Method(each, bench.run.setting, cells[each], cells[DENSE], peers, summaries.get(each)))
     return found
@@ -190,8 +196,8 @@ def _line(method: Method, length: int, cell: Cell) -> str:
         else f"{name}: {cells[length].status if length in cells else 'not timed'}"
         for name, cells in method.peers.items()
     )
-    work = useful(method.contender, method.setting, length)
-    told = DASH if work is None else ", ".join(number(work[measure] / 1e9, 3) for measure in MEASURES)
+    asked = work(method.contender, method.setting, length)
+    told = DASH if asked is None else ", ".join(number(asked[measure] / 1e9, 3) for measure in MEASURES)
     taken = f"{duration(cell.forward.time.median)} | {duration(cell.forward_backward.time.median)}"
     return f"{start} {taken} | {dense} | {peers or DASH} | {told} | {size(cell.forward_backward.memory)} |"
 
