@@ -4,7 +4,6 @@ python -m bench.conformance                 measures what `results/conformance/l
 python -m bench.conformance --table         writes `results/conformance/table.md` from it
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +14,7 @@ import torch
 
 from anyformer.testing import laws
 from anyformer.testing.every import admitted
+from experiments import _lines
 
 FOLDER = Path(__file__).parents[1] / "results" / "conformance"
 LINES, TABLE = FOLDER / "laws.jsonl", FOLDER / "table.md"
@@ -41,16 +41,15 @@ def run() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     done = [{name: line[name] for name in ("attention", "position", "causal")} for line in lines()]
     cases = [case for case in admitted() if _key(case) not in done]
-    with ProcessPoolExecutor() as pool, LINES.open("a") as out:
-        for number, line in enumerate(pool.map(measure, cases, chunksize=4), start=1):
-            out.write(json.dumps(line) + "\n")
-            out.flush()
+    with ProcessPoolExecutor() as pool:
+        found = _lines.appended(LINES, pool.map(measure, cases, chunksize=4))
+        for number, line in enumerate(found, start=1):
             print(f"{number}/{len(cases)} {line['attention']} x {line['position']}", flush=True)
 
 
 def lines() -> list[dict]:
     """What was measured so far."""
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+    return _lines.read(LINES)
 
 
 def table() -> Iterator[str]:

@@ -11,7 +11,6 @@ to tokens, at the embedding or to queries, keys and values, leaves an attention 
 """
 
 import argparse
-import json
 import resource
 import signal
 import time
@@ -21,9 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import anyformer as af
 from anyformer.compare.memory import peak_of
@@ -31,6 +27,8 @@ from anyformer.forms import Form
 from anyformer.model.build import build_mixer, build_position, verdict
 from anyformer.registry import names
 from anyformer.site import Site
+from anyformer.testing.largest import Largest
+from experiments import _lines
 
 FOLDER = Path(__file__).parents[1] / "results" / "memory"
 N, DIM, HEADS = 8192, 8, 2
@@ -52,31 +50,6 @@ PATTERNS = (
 _ON_TOKENS = (((Form.EMBED,),), ((Form.SHIFT,),))
 _SHARE = 1 / 8  # of n x n numbers, from which a formula counts all pairs
 _HELD = 6 << 30  # bytes of a case, beyond which it is broken
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that any tensor held that was made meanwhile, each counted once however often it is expanded.
-
-    Attributes:
-        most: so many.
-        maker: the operator that made it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most, self.maker = 0, ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func.namespace == "anyformer":  # one node for others, and many tensors within
-            with self:
-                return func.function(*args, **(kwargs or {}))
-        made = func(*args, **(kwargs or {}))
-        for each in tree_leaves(made):
-            if isinstance(each, Tensor):
-                numbers = each.untyped_storage().nbytes() // max(each.element_size(), 1)
-                if numbers > self.most:
-                    self.most, self.maker = numbers, f"{func} {list(each.shape)}"
-        return made
 
 
 def cases() -> Iterator[tuple[str, str, bool]]:
@@ -227,16 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_DATA, (_HELD, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "lines.jsonl"
-    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+    lines = _lines.read(file)
     done = {(each["attention"], each["position"], each["causal"]) for each in lines}
     wanted = (
         [] if options.table else [each for each in cases() if each not in done and options.only in " x ".join(each[:2])]
     )
-    for number, case in enumerate(wanted, start=1):
-        lines.append(line(*case, options.seconds))
-        with file.open("a") as opened:
-            opened.write(json.dumps(lines[-1]) + "\n")
-        print(f"{number}/{len(wanted)} {lines[-1]}", flush=True)
+    fresh = (line(*case, options.seconds) for case in wanted)
+    for number, each in enumerate(_lines.appended(file, fresh), start=1):
+        lines.append(each)
+        print(f"{number}/{len(wanted)} {each}", flush=True)
     if lines:
         (options.out / "table.md").write_text(table(lines))
     return int(any(each["status"] not in ("ok", "not run") for each in lines))

@@ -9,7 +9,6 @@ one position to the next (`rnn`, `rnn_front`, `floater`) stands out. A cell that
 """
 
 import argparse
-import json
 import math
 import resource
 import time
@@ -26,6 +25,7 @@ from anyformer.compare.memory import peak_of
 from anyformer.model.build import build_position, verdict
 from anyformer.registry import names
 from anyformer.site import Site
+from experiments import _lines
 from experiments._encodings import draw
 
 FOLDER = Path(__file__).parents[1] / "results" / "bench-positions"
@@ -231,12 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_HELD, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "lines.jsonl"
-    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
-    for line in () if options.draw else rows(options, list(lines)):
+    lines = _lines.read(file)
+    for line in () if options.draw else _lines.appended(file, rows(options, list(lines))):
         lines.append(line)
         print(line, flush=True)
-        with file.open("a") as opened:
-            opened.write(json.dumps(line) + "\n")
     (options.out / "table.md").write_text(table(lines))
     picture(lines, options.out / "positions.png")
 

@@ -10,7 +10,6 @@ is not trained further: with frequencies of each query's own a step at that leng
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from anyformer.compare.style import COLOURS, FAINT, GRID
 from anyformer.compare.trial import Plan, Sizes
 from anyformer.task.base import Task
 from anyformer.task.text import Text
+from experiments import _lines
 from experiments._passkey import Passkey
 
 FOLDER = Path(__file__).parents[1] / "results" / "extension"
@@ -242,12 +242,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.jsonl"
-    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
-    for line in () if options.draw else rows(options, list(lines)):
+    lines = _lines.read(file)
+    for line in () if options.draw else _lines.appended(file, rows(options, list(lines))):
         lines.append(line)
         print(name_of(line), line["scores"], f"{line['seconds']} s", flush=True)
-        with file.open("a") as opened:
-            opened.write(json.dumps(line) + "\n")
     (options.out / "table.md").write_text(table(lines))
     draw(lines, options.out / "extension.png")
 

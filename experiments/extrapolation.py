@@ -11,7 +11,6 @@ a column are refused for text; they have a line that says so.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from anyformer.registry import names
 from anyformer.site import Site
 from anyformer.spec import parse
 from anyformer.task.text import Text
+from experiments import _lines
 from experiments._encodings import draw
 
 FOLDER = Path(__file__).parents[1] / "results" / "extrapolation"
@@ -209,12 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.jsonl"
-    lines = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
-    for line in () if options.draw else rows(options, list(lines)):
+    lines = _lines.read(file)
+    for line in () if options.draw else _lines.appended(file, rows(options, list(lines))):
         lines.append(line)
         print(line["position"], line.get("seed"), line.get("scores", line["status"]), line.get("seconds"), flush=True)
-        with file.open("a") as opened:
-            opened.write(json.dumps(line) + "\n")
     (options.out / "table.md").write_text(table(lines))
     picture(lines, options.out / "extrapolation.png")
 

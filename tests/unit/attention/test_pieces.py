@@ -3,8 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import anyformer as af
 from anyformer.attention import _pieces
@@ -17,6 +15,7 @@ from anyformer.pattern.read import pattern_of
 from anyformer.registry import names
 from anyformer.side import side
 from anyformer.site import Site
+from anyformer.testing.largest import Largest
 
 PATTERNS = (
     "Local(70)",
@@ -96,19 +95,6 @@ def test_dropout_is_the_same_when_a_piece_is_computed_again() -> None:
     assert torch.autograd.gradcheck(lambda v: out(v)[:, :, ::50, :1], v, fast_mode=True)
 
 
-class _Largest(TorchDispatchMode):
-    """The most numbers that any tensor held that was made meanwhile, each counted once however often it is expanded."""
-
-    most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        results = function(*args, **(kwargs or {}))
-        for each in tree_leaves(results):
-            if isinstance(each, Tensor):
-                self.most = max(self.most, each.untyped_storage().nbytes() // max(each.element_size(), 1))
-        return results
-
-
 def _in_windows() -> list[tuple[str, str, bool]]:
     """Every encoding that has a term of two tokens, in the direction that it has."""
     found = []
@@ -136,6 +122,6 @@ def test_no_tensor_of_all_pairs_is_made(pattern: str, position: str, causal: boo
     layer = _layer(pattern, position, causal, n, heads=1)
     on_grid = layer.position.axes == 2
     positions = torch.stack([places // 60, places % 60], dim=-1)[None] if on_grid else None
-    with _Largest() as largest:
+    with Largest() as largest:
         layer(torch.randn(1, n, 8), positions=positions).sum().backward()
     assert largest.most < n * n

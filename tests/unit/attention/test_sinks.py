@@ -181,14 +181,14 @@ def test_explained_weights_leave_the_share_of_the_sink() -> None:
 @pytest.mark.parametrize("text", ["Local(5) | Global([0])", "Strided(7) | Global([0])"])
 def test_compiled_it_is_the_same(text: str) -> None:
     torch._dynamo.reset()
-    layer = af.MultiHead(16, 2, attention=f"softmax(pattern={text}, sink=True)")
+    layer = af.MultiHead(16, 2, attention=f"softmax(pattern={text}, sink=True)").double()
     torch.nn.init.normal_(layer.attention.sink)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    x, leaves = torch.randn(1, 600, 16), tuple(layer.parameters())
+    x, leaves = torch.randn(1, 600, 16, dtype=torch.float64), tuple(layer.parameters())
     outs = [compiled(x), layer(x)]
-    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
     for ours, theirs in zip(*(torch.autograd.grad(out.sin().sum(), leaves) for out in outs), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pattern", [None, "local(4)", "bigbird(block=8, random=1)"])

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import anyformer as af
 from anyformer.attention._squares import Squares, squares, with_full_rows
@@ -14,6 +11,7 @@ from anyformer.pattern.base import Pattern
 from anyformer.pattern.read import pattern_of
 from anyformer.position.bind import bind
 from anyformer.side import side
+from anyformer.testing.largest import Largest
 
 PATTERNS = (
     "bigbird(block=4, random=2)",
@@ -60,19 +58,6 @@ def test_it_equals_the_reference(text: str, causal: bool, n: int) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-class _Largest(TorchDispatchMode):
-    """The most numbers that any tensor held that was made meanwhile, each counted once however often it is expanded."""
-
-    most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        results = function(*args, **(kwargs or {}))
-        for each in tree_leaves(results):
-            if isinstance(each, Tensor):
-                self.most = max(self.most, each.untyped_storage().nbytes() // max(each.element_size(), 1))
-        return results
-
-
 @pytest.mark.plain
 @pytest.mark.parametrize(
     "text", ["bigbird(block=8, random=1)", "softmax(pattern=bigbird(block=16), sink=True)", "Block(9)"]
@@ -84,7 +69,7 @@ def test_an_exported_layer_makes_no_tensor_of_all_pairs(text: str, causal: bool)
     exported = torch.export.export(layer, (torch.randn(2, 96, 8),), dynamic_shapes={"x": {1: ANY}})
     for n in (5, 96, 333, 2500):
         x = torch.randn(2, n, 8)
-        with _Largest() as largest:
+        with Largest() as largest:
             out = exported.module()(x)
         torch.testing.assert_close(out, layer(x), rtol=1e-5, atol=2e-6)
     assert largest.most < n * n / 4
