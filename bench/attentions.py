@@ -95,15 +95,24 @@ class Method:
         return ratio(cells.get(length), self.cells.get(length), measure)
 
     def beats_peers(self) -> bool | None:
-        """Whether it is nowhere slower than a peer; None where it has none, or one cannot do any length."""
+        """Whether it is nowhere slower than a peer beyond the scatter of rounds; None where it has none, or none was timed."""
         found = [
-            self.beside(cells, length, measure)
+            slower(self.cells.get(length), cells.get(length), measure)
             for cells in self.peers.values()
             for length in self.cells
             for measure in MEASURES
         ]
-        known = [each for each in found if not math.isnan(each)]
-        return all(each >= 1 for each in known) if known else None
+        known = [each for each in found if each is not None]
+        return not any(known) if known else None
+
+    def ties(self) -> bool:
+        """Whether a peer's median is below its own somewhere, though their rounds overlap."""
+        return any(
+            self.beside(cells, length, measure) < 1
+            for cells in self.peers.values()
+            for length in self.cells
+            for measure in MEASURES
+        )
 
     def beats_dense(self) -> bool | None:
         """Whether it beats dense attention forward + backward at all lengths where it must; None where it need not."""
@@ -123,6 +132,14 @@ def ratio(other: Cell | None, own: Cell | None, measure: Measure) -> float:
     if costs[0] is None or costs[1] is None:
         return math.nan
     return costs[0].time.median / costs[1].time.median
+
+
+def slower(own: Cell | None, other: Cell | None, measure: Measure) -> bool | None:
+    """Whether three quarters of one's rounds took longer than three quarters of the other's; None where either has no time."""
+    costs = [None if cell is None else cell.cost(measure) for cell in (own, other)]
+    if costs[0] is None or costs[1] is None:
+        return None
+    return costs[0].time.low > costs[1].time.high
 
 
 @cache
@@ -214,7 +231,8 @@ def goals(found: list[Method]) -> Iterator[str]:
         time, memory = (DASH, DASH) if trend is None else (trend.time or DASH, trend.memory or DASH)
         even = DASH if trend is None else trend.break_even
         cross = "never" if math.isinf(method.crossover) else f"{method.crossover:.0f}"
-        held = [_held(each) for each in (method.beats_peers(), method.beats_dense(), method.memory_grows_linearly())]
+        peers = "tied" if method.beats_peers() and method.ties() else _held(method.beats_peers())
+        held = [peers, _held(method.beats_dense()), _held(method.memory_grows_linearly())]
         yield (
             f"| {_escaped(method.name)} | {method.direction} | {time} | {memory} | {cross} | {even} | {' | '.join(held)} |"
         )

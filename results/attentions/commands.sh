@@ -7,6 +7,7 @@ cd "$(dirname "$0")/../.."
 read -ra lengths <<<"${LENGTHS:-1024 4096 16384}"
 seconds=${SECONDS_A_LENGTH:-8}
 slow=${SECONDS_A_LENGTH:-20} # where one call may take seconds
+many=${SECONDS_A_LENGTH:-45} # where many are timed in turn
 keep=${KEEP:-results/attentions}
 chosen=" $* "
 bench() {
@@ -18,13 +19,13 @@ bench() {
   mkdir -p "$keep/$name"
   cp "runs/attentions/$name/bench.jsonl" "$keep/$name/"
 }
-bench patterns --attention "local(256)" "Local(256)|Global([0])" bigbird "strided(64)" "dilated(64,64,4)" "block_local(256)" "global_tokens([0])" \
+bench patterns --seconds "$slow" --attention "local(256)" "Local(256)|Global([0])" bigbird "strided(64)" "dilated(64,64,4)" "block_local(256)" "global_tokens([0])" \
   "random(16)" "per_head((Local(64),2),(Strided(64),2))" "Local(64)|Strided(64)|Global([0])|Random(3,seed=0)" \
   --peer lucidrains-local hf-longformer hf-bigbird
-bench both --attention linformer nystrom inducing compressed efficient linear performer rfa cosformer taylor reformer routing sinkhorn learned_blocks \
+bench both --seconds "$many" --attention linformer nystrom inducing compressed efficient linear performer rfa cosformer taylor reformer routing sinkhorn learned_blocks \
   --peer lucidrains-linformer lucidrains-nystrom lucidrains-linear lucidrains-performer lucidrains-reformer hf-reformer lucidrains-routing lucidrains-sinkhorn
 bench pairs --seconds "$slow" --attention topk threshold entmax aft --peer lucidrains-topk
-bench causal --causal --attention "local(255,0)" sparse_transformer linear performer rfa cosformer taylor retention gated_linear delta compressed efficient reformer \
+bench causal --seconds "$many" --causal --attention "local(255,0)" sparse_transformer linear performer rfa cosformer taylor retention gated_linear delta compressed efficient reformer \
   routing sinkhorn learned_blocks \
   --peer lucidrains-local lucidrains-linear lucidrains-performer lucidrains-reformer lucidrains-routing lucidrains-sinkhorn
 bench layers --seconds "$slow" --what layer --attention longformer fnet gmlp amlp mlp_mixer synthesizer complex --peer hf-longformer hf-fnet lucidrains-gmlp lucidrains-amlp

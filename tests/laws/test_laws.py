@@ -1,9 +1,14 @@
-"""Every law over the registry: in `make test` one position per form and one attention per family, in `make test-all` every pair."""
+"""Every law over the registry: in `make test` one position per form and one attention per family, in `make test-all` every pair.
+
+They run without the checks of types at run time, which would take three quarters of their time and run with every other test.
+"""
 
 import pytest
 
 from anyformer.testing import laws
 from anyformer.testing.every import admitted
+
+pytestmark = pytest.mark.plain
 
 CHOSEN_POSITIONS = ("none", "rope")  # what every attention meets
 FORMS_OF_LINEAR = (

@@ -45,7 +45,7 @@ def made(name: str, seconds: tuple[float, float], peer: str = "", theirs: tuple[
     ("seconds", "theirs", "dense", "peers"),
     [
         ((2.0, 8.0), (2.0, 9.0), True, True),  # at 1024 it need not beat dense attention
-        ((2.0, 8.0), (1.9, 9.0), True, False),
+        ((2.0, 8.0), (1.6, 9.0), True, False),
         ((0.5, 17.0), (2.0, 17.0), False, True),
     ],
 )
@@ -59,6 +59,13 @@ def test_goals(seconds: tuple[float, float], theirs: tuple[float, float], dense:
     assert found.memory_grows_linearly() is True
     assert f"| {'yes' if peers else '**no**'} | {'yes' if dense else '**no**'} | yes |" in list(goals([found]))[-1]
     assert "lucidrains-performer" in list(costs([found]))[-1]
+
+
+def test_a_peer_that_is_faster_within_the_scatter_of_rounds_ties() -> None:
+    found = made("performer", (2.0, 8.0), "lucidrains-performer", (1.9, 9.0))  # each a tenth to both sides
+    assert found.beats_peers() is True
+    assert found.ties()
+    assert "| tied | yes | yes |" in list(goals([found]))[-1]
 
 
 def test_where_a_peer_has_no_time_there_is_no_goal() -> None:
