@@ -32,7 +32,7 @@ from experiments import _lines
 
 FOLDER = Path(__file__).parents[1] / "results" / "memory"
 N, DIM, HEADS = 8192, 8, 2
-COLUMNS = 128  # of the grid that an encoding of rows and columns reads
+COLUMNS = 91  # of the grid that an encoding of rows and columns reads: the least square that holds so many tokens
 CARRIER = "Local(64)"
 """The attention that an encoding of the embedding runs with."""
 FITTED = {"mla": "mla(latent=8, content=4)"}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from anyformer.ops.recomputed import recomputed
 
-NUMBERS = 1 << 22
-"""Numbers of running sums that are in memory at once."""
+NUMBERS = 1 << 24
+"""Numbers of sums over rectangles, in float64, that are in memory at once."""
 
 
 def box_sums(
@@ -37,7 +37,8 @@ def box_sums(
     """
     v = torch.cat([v, v.new_ones(*v.shape[:4], 1)], dim=-1)
     boxes = [(r, tuple(each)) for r, each in enumerate(edges.tolist()) if not causal or _past(*each)]
-    channels, out = max(1, NUMBERS // max(k[..., 0].numel() * v.shape[4], 1)), torch.zeros_like(v)
+    of_channel = k[..., 0].numel() * v.shape[4] * len(boxes)  # the backward of a part holds all of its rectangles
+    channels, out = max(1, NUMBERS // max(of_channel, 1)), torch.zeros_like(v)
     for first in range(0, k.shape[4], channels):
         part = slice(first, first + channels)
         out = out + recomputed(_summed, q[..., part], k[..., part], v, boxes, of_query, of_key)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from anyformer.ops import linear_boxes
 from anyformer.ops.linear_boxes import box_sums
 
 FAR = 1 << 31
@@ -64,3 +65,13 @@ def test_nothing_flows_from_the_future() -> None:
     num, _ = box_sums(*(x[name] for name in ("q", "k", "v")), EDGES, x["of_query"], x["of_key"], causal=True)
     for grad in torch.autograd.grad(num[:, :, 1, 3].sum(), [x[name] for name in ("k", "v", "of_key")]):
         assert not grad.flatten(2, 3)[:, :, 9:].any()
+
+
+def test_channels_one_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, results = made(4, 5), []
+    for numbers in (linear_boxes.NUMBERS, 1):
+        monkeypatch.setattr(linear_boxes, "NUMBERS", numbers)
+        num, den = box_sums(*(x[name] for name in ("q", "k", "v")), EDGES, x["of_query"], x["of_key"], causal=False)
+        results.append([num, den, *torch.autograd.grad(num.sum() + den.sum(), list(x.values()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-9)
