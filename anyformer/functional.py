@@ -12,6 +12,7 @@ from anyformer.context import Context, Encoding, truths
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, check
 from anyformer.model.build import build_position
+from anyformer.pattern import flag_ids
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.read import pattern_of
 from anyformer.position.base import Position
@@ -53,7 +54,8 @@ def attend(
         causal: whether a query sees only keys of its own place or before.
         attention_mask: which keys are real tokens (True or 1).
         document_ids: document of each key; the queries are the last n. Different documents never meet.
-        global_mask: keys (and the queries at their places) that a `Flagged()` pattern treats as global.
+        global_mask: keys (and the queries at their places) that a `Flagged()` pattern treats as global; `Flagged([13, 14])` needs
+            it here, where token ids are not known.
         mask: your own pairs, True where they may meet; read densely.
         bias: your own term on the scaled logits; read densely, with gradient.
         position: an encoding: a spec without weights such as "rope" or "alibi", or a module from `af.build_position`.
@@ -168,6 +170,12 @@ def _context(
         arithmetic=q_positions is None,
     )
     facts["pattern"] = None if pattern is None else pattern_of(pattern)
+    ids = [] if facts["pattern"] is None else list(flag_ids(facts["pattern"]))
+    if ids and keys.flags is None:
+        raise ValueError(
+            f"the pattern flags tokens of ids {ids}, which attend does not know: pass "
+            f"global_mask=torch.isin(tokens, torch.tensor({ids}))"
+        )
     # torch.compile cannot call a field's factory
     return Context(causal=causal, queries=queries, keys=keys, encoding=Encoding(), **facts)
 

@@ -21,6 +21,10 @@ from anyformer.spec import Items, Spec, parse
 Kind = Literal["attention", "mixer", "position", "pattern", "task"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 _NOT_METHODS = {"base", "multihead", "leaves", "layout", "pairs", "read", "draw", "bind"}
+_IN_SPECS = {
+    "a valid tuple": "a list, in square brackets",
+    "a valid boolean": "one of True and False",
+}  # pydantic's words
 _registered: dict[tuple[Kind, str], Callable] = {}  # user classes only; filled by `register`
 
 
@@ -208,11 +212,13 @@ def _checked(name: str, value: object, knob: inspect.Parameter, faults: list[str
             adapter = TypeAdapter(knob.annotation)
         return adapter.validate_python(value)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        fault = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))  # of a list, its wrong entry
         if fault["type"] == "value_error":  # a nested spec says itself what is wrong
             faults.append(fault["msg"].removeprefix("Value error, "))
         else:
-            why = fault["msg"].removeprefix("Input should be ").replace("a valid tuple", "a list, in square brackets")
+            why = fault["msg"].removeprefix("Input should be ")
+            for theirs, ours in _IN_SPECS.items():
+                why = why.replace(theirs, ours)
             why += " or None" if type(None) in _members(knob.annotation) and "None" not in why else ""
             faults.append(f"{name}={_shown(value)}: expected {why[:1].lower()}{why[1:]}")
         return value

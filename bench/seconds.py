@@ -9,7 +9,7 @@ python -m bench.seconds causal-4096 hub-4096 bigbird-1024
 
 import argparse
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,14 +49,14 @@ class Case:
     Args:
         attention: the spec.  other: a peer, or "dense".
         tile: tiles at once, their rows and their columns.
-        columns: columns that are computed for each query, at a length.
+        columns: columns that are computed for each query, at a length; None: the products that it does are counted.
     """
 
     attention: str
     other: str
     causal: bool
     tile: tuple[int, int, int]
-    columns: Callable[[int], float]
+    columns: Callable[[int], float] | None
 
 
 def window(attention: str, other: str, left: int, right: int, *, causal: bool = False) -> Case:
@@ -77,7 +77,10 @@ CASES = {
     "local": window("Local(256)", "dense", 256, 256),
     "hub": window("Local(256) | Global([0])", "hf-longformer", 256, 256),
     "bigbird": Case("bigbird(block=64, random=3)", "dense", False, (4, 64, 512), lists),
+    "bigbird-16384": Case("bigbird(block=64, random=3)", "hf-bigbird", False, (4, 64, 512), lists),
+    "linear": Case("linear", "lucidrains-linear", True, (8, 128, 64), None),
 }
+DENSE_TO = 8192  # tokens up to which dense attention is measured; beyond, that time grows with their square
 
 
 def rate(tile: tuple[int, int, int]) -> float:
@@ -94,7 +97,8 @@ class Spent(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_name: Counter[str] = Counter()
+        self.by_name: dict[str, float] = defaultdict(float)
+        self.operations = 0  # of the products
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "anyformer":
@@ -103,29 +107,33 @@ class Spent(TorchDispatchMode):
         start = time.thread_time()
         result = func(*args, **(kwargs or {}))
         self.by_name[func._schema.name] += (time.thread_time() - start) * 1e3
+        if func._schema.name in PARTS["products"]:
+            a, b = args[-2:]
+            self.operations += 2 * a.numel() * b.shape[-1]
         return result
 
 
-def parts(call: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Milliseconds of each part in the round that took least."""
+def parts(call: Callable[[], object], rounds: int) -> tuple[dict[str, float], int]:
+    """Milliseconds of each part in the round that took least, and the floating point operations of its products."""
     best: dict[str, float] = {}
+    operations = 0
     for _ in range(rounds):
         with Spent() as spent:
             call()
-        found = {part: sum(spent.by_name[name] for name in names) for part, names in PARTS.items()}
+        found = {part: sum((spent.by_name[name] for name in names), 0.0) for part, names in PARTS.items()}
         if not best or sum(found.values()) < sum(best.values()):
-            best = found
-    return best
+            best, operations = found, spent.operations
+    return best, operations
 
 
 def report(name: str, seconds: float, rounds: int) -> None:
     kind, length = name.rsplit("-", 1)
-    case, n = CASES[kind], int(length)
+    case, n = CASES.get(name) or CASES[kind], int(length)
     setting = Setting(heads=HEADS, head_dim=WIDTH, causal=case.causal, threads=1)
     inputs = Inputs(setting)
     own = own_calls(Contender(role="own", attention=case.attention, position="none"), setting, n, inputs)
     if case.other == "dense":
-        other = own_calls(Contender(role="dense", attention="dense", position=""), setting, n, inputs)
+        other = own_calls(Contender(role="dense", attention="dense", position=""), setting, min(n, DENSE_TO), inputs)
     else:
         other = peer_calls(case.other, setting, n, inputs)
     contenders: dict[str, Calls] = {case.attention: own, case.other: other}
@@ -133,19 +141,23 @@ def report(name: str, seconds: float, rounds: int) -> None:
         contenders["its linear maps"] = other.less
     times = measure({key: each.forward_backward for key, each in contenders.items()}, seconds)
     theirs = times[case.other] - times.get("its linear maps", 0.0)
+    if case.other == "dense":
+        theirs *= (n / min(n, DENSE_TO)) ** 2
     print(f"{case.attention}, n = {n}, forward + backward, one thread")
     print(
         f"  whole {times[case.attention]:.1f} ms; {case.other} {theirs:.1f} ms: {theirs / times[case.attention]:.2f}x"
     )
-    found = parts(own.forward_backward, rounds)
+    found, operations = parts(own.forward_backward, rounds)
     found["everything else"] = times[case.attention] - sum(found.values())
     for part, milliseconds in found.items():
         print(f"  {part:26} {milliseconds:8.1f} ms")
     reached = rate(case.tile)
-    limit = PRODUCTS * 2 * HEADS * n * case.columns(n) * WIDTH / reached * 1e3
-    print(
-        f"  limit {limit:.1f} ms: the products of {case.columns(n):.0f} columns a query at {reached / 1e9:.0f} GFLOP/s"
-    )
+    of = "the products that it does"
+    if case.columns is not None:
+        operations = PRODUCTS * 2 * HEADS * n * case.columns(n) * WIDTH
+        of = f"the products of {case.columns(n):.0f} columns a query"
+    limit = operations / reached * 1e3
+    print(f"  limit {limit:.1f} ms: {of} at {reached / 1e9:.0f} GFLOP/s")
     print(f"  at the limit {theirs / limit:.2f}x", flush=True)
 
 

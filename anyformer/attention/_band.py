@@ -1,9 +1,11 @@
 """Softmax attention in a band, with global tokens, through tiles."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.attention._rows import known_to_be_none
@@ -13,7 +15,7 @@ from anyformer.ops.softmax import dense, repeat_heads
 from anyformer.ops.window import window_attention
 from anyformer.pattern import Parts
 from anyformer.pattern.pairs import facts, pairs
-from anyformer.side import left_order
+from anyformer.side import Side, left_order
 
 _VANISHES = {torch.float32: 104.0, torch.float64: 746.0}  # exp of minus this is 0
 
@@ -28,14 +30,30 @@ class Window:
 
 
 def band(
-    path: Window, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, *, want_lse: bool
+    path: Window,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: Context,
+    scale: float,
+    *,
+    want_lse: bool,
+    global_rows: bool = False,
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h lse"]]:
-    """Output and log-sum-exp (`[b h 0]` unless wanted) of every query over its band and the global keys."""
+    """Output and log-sum-exp (`[b h 0]` unless wanted) of every query over its band and the global keys.
+
+    Args:
+        global_rows: whether the queries among the global tokens meet every key.
+    """
     tables = Offsets() if context.encoding.offsets is None else context.encoding.offsets(-path.left, path.right)
     slots = global_slots(path.parts, context, k)
-    columns = None
+    columns = rows = row_bias = None
     if slots is not None and context.encoding.logits is not None:
         columns = _column_bias(slots, q, k, context)
+    if slots is not None and global_rows:
+        whole = _whole_rows(slots, q, k, context)
+        rows, row_bias = torch.where(whole.asked, whole.rows, -1), whole.bias
+        row_bias = None if row_bias is None else row_bias.expand(*row_bias.shape[:2], rows.shape[1], k.shape[2])
     shifted = q if tables.shift is None else q + tables.shift[:, None].to(q.dtype)
     facts = {
         "left": path.left,
@@ -49,6 +67,8 @@ def band(
         "key_table": as_wide(tables.queries, q),
         "global_keys": slots,
         "global_bias": columns,
+        "full_rows": rows,
+        "full_bias": row_bias,
         "scale": scale,
         "softcap": context.softcap,
         "dropout": context.dropout,
@@ -100,6 +120,7 @@ def global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"
     most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
     if not most:
         return None
+    hub = F.pad(hub, (0, most))  # room for all of them at any length that an exported program meets
     slots = left_order(hub)[:, :most]
     return torch.where(hub.gather(1, slots), slots, -1)
 
@@ -117,20 +138,13 @@ def written_over(
     out: Tensor, slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
 ) -> Tensor:
     """`out` with the rows of the queries at these slots of keys, distinct ones or -1, which meet every key, written over."""
-    rows = slots - (k.shape[2] - q.shape[2])
-    asked = (slots >= 0) & (rows >= 0)
-    rows = rows.clamp(min=0)
-    queries = replace(context.queries.take(rows), arithmetic=False, keep=None)
-    encoding = context.encoding
-    if encoding.rebind is not None:
-        encoding = encoding.rebind(queries, context.keys)
-    asking = _rows(q, rows)
+    rows, asked, asking, queries, bias = _whole_rows(slots, q, k, context)
     found, _ = dense(
         asking,
         k,
         v,
         allowed=pairs(replace(context, pattern=None, queries=queries), q.shape[1]),
-        bias=None if encoding.logits is None else encoding.logits(asking, repeat_heads(k, q.shape[1])),
+        bias=bias,
         scale=scale,
         softcap=context.softcap,
         dropout=context.dropout,
@@ -141,6 +155,29 @@ def written_over(
     index = torch.where(asked, rows, out.shape[2])  # an extra row takes what nobody asked for
     padded = torch.cat([out, out.new_zeros(*out.shape[:2], 1, out.shape[3])], dim=2)
     return padded.scatter(2, index[:, None, :, None].expand_as(found), found)[:, :, :-1]
+
+
+class _WholeRows(NamedTuple):
+    """Queries that meet every key: their numbers, which of these are asked for, themselves, their side, a term of the scores."""
+
+    rows: Int[Tensor, "b g"]
+    asked: Bool[Tensor, "b g"]
+    asking: Float[Tensor, "b h g d"]
+    side: Side
+    bias: Float[Tensor, "#b #h g m"] | None
+
+
+def _whole_rows(slots: Int[Tensor, "b g"], q: Tensor, k: Tensor, context: Context) -> _WholeRows:
+    rows = slots - (k.shape[2] - q.shape[2])
+    asked = (slots >= 0) & (rows >= 0)
+    rows = rows.clamp(min=0)
+    queries = replace(context.queries.take(rows), arithmetic=False, keep=None)
+    encoding = context.encoding
+    if encoding.rebind is not None:
+        encoding = encoding.rebind(queries, context.keys)
+    asking = _rows(q, rows)
+    bias = None if encoding.logits is None else encoding.logits(asking, repeat_heads(k, q.shape[1]))
+    return _WholeRows(rows, asked, asking, queries, bias)
 
 
 def _rows(x: Float[Tensor, "b h t d"], slots: Int[Tensor, "b g"]) -> Float[Tensor, "b h g d"]:

@@ -26,7 +26,7 @@ class Blocks:
         slots: where each query goes among the slots of all rows, one after the last for padding.
         causal: whether a query sees the keys of its block up to its own place only.
         whole: whether it is known without looking that every slot holds a real key.
-        straight: whether it is known without looking that queries stand in the order of the slots, in all blocks.
+        straight: whether it is known without looking that queries stand in the order of the slots, in all blocks, none padding.
     """
 
     size: int
@@ -40,7 +40,9 @@ class Blocks:
 
     def keys(self, x: Float[Tensor, "b k m d"]) -> Float[Tensor, "b k g s d"]:
         """Keys or values by blocks, the last one filled up with zeros."""
-        return F.pad(x, (0, 0, 0, self.count * self.size - x.shape[2])).unflatten(2, (self.count, self.size))
+        more = self.count * self.size - x.shape[2]
+        x = F.pad(x, (0, 0, 0, more)) if more else x  # a pad of nothing is a copy
+        return x.unflatten(2, (self.count, self.size))
 
     def queries(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h r s d"]:
         """Queries by rows, zeros where there is none."""
@@ -104,7 +106,7 @@ def blocks(context: Context, keys: Side, batch: int, size: int) -> Blocks:
         slots = torch.where(queries.keep, slots, rows * size)
     numbers = (first + torch.arange(rows, device=first.device)).clamp(max=count - 1)
     whole = keys.keep is None and m % size == 0
-    straight = context.cache is None and queries.keep is None and n == m
+    straight = context.cache is None and queries.keep is None and keys.keep is None and n == m
     return Blocks(size, count, real, numbers, slots, context.causal, whole, straight)
 
 

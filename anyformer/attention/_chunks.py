@@ -14,14 +14,7 @@ from anyformer.context import Context, Encoding
 from anyformer.ops import softmax as ops
 from anyformer.ops.bucket_node import bucket_forward
 
-_SHORTEST = 1e-12  # length of a query from which on it can be told from 0
 _HELD = 2**24  # pairs up to which the weights of all rounds are kept for the backward
-
-
-def as_keys(q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-    """Queries as their own keys: all of length sqrt(d), or the longest of them would be read by all."""
-    length = torch.linalg.vector_norm(q, dim=-1, keepdim=True).clamp(min=_SHORTEST)
-    return q * (q.shape[-1] ** 0.5 / length)  # a division of all channels has a slower gradient
 
 
 def placed(

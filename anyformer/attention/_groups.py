@@ -1,5 +1,6 @@
 """Softmax attention inside groups: each tile of queries has a list of keys of its own, gathered from wherever they stand."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,39 +27,51 @@ FORMS = (
 """The forms of position that `attend_groups` reads, best first; ROTATE, AUGMENT and TURN act before tokens are gathered."""
 
 
+_TOKENS = (
+    2**12
+)  # tokens of tiles, each head's counted, of which terms are made at once: an encoding may hold hundreds of numbers a token
+
+
 @dataclass(frozen=True)
 class Terms:
-    """The terms of an encoding for gathered pairs: one encoding a head, bound to the tokens of all its tiles.
+    """The terms of an encoding for gathered pairs: encodings bound to the tokens of a few tiles of one head.
 
-    Each evaluates all heads and keeps its own, which an encoding with an equation for all heads at once cannot avoid.
+    Each evaluates all heads and keeps its own, which an encoding with an equation for all heads at once cannot avoid; a few
+    tiles at a time, because what it makes on the way may be much larger than the term.
 
     Args:
-        by_head: one encoding a head.
+        by_head: for each head, the encodings of its tiles.
+        tiles: of each encoding, the last one's excepted.
         gates: sums of the gates between query and key.
     """
 
-    by_head: tuple[Encoding, ...]
+    by_head: tuple[tuple[Encoding, ...], ...]
+    tiles: int = 1
     gates: Float[Tensor, "b h t s w"] | None = None
 
     def logits(self, q: Float[Tensor, "b h t s d"], k: Float[Tensor, "b h t w d"]) -> Float[Tensor, "b h t s w"] | None:
         """The term on the scaled logits."""
         if self.gates is not None:
             return self.gates
-        found = [
-            _own(each.logits(*(_for_all(x[:, at], len(self.by_head)) for x in (q, k))), at)
-            for at, each in enumerate(self.by_head)
-            if each.logits is not None
-        ]
-        return _stacked(found, q) if found else None
+        return self._of_all([[each.logits for each in own] for own in self.by_head], q, k)
 
     def values(self, weights: Float[Tensor, "b h t s w"]) -> Float[Tensor, "b h t s v"] | None:
         """The term on the outputs."""
-        found = [
-            _own(each.values(_for_all(weights[:, at], len(self.by_head))), at)
-            for at, each in enumerate(self.by_head)
-            if each.values is not None
-        ]
-        return _stacked(found, weights) if found else None
+        return self._of_all([[each.values for each in own] for own in self.by_head], weights)
+
+    def _of_all(
+        self, terms: list[list[Callable[..., Tensor] | None]], *given: Float[Tensor, "b h t _ _"]
+    ) -> Tensor | None:
+        heads, found = len(self.by_head), []
+        for at, own in enumerate(terms):
+            pieces = zip(own, *(x[:, at].split(self.tiles, dim=1) for x in given), strict=True)
+            parts = [
+                _own(term(*(_for_all(x, heads) for x in piece)), at, piece[0])
+                for term, *piece in pieces
+                if term is not None
+            ]
+            found += [torch.cat(parts, dim=1)] if parts else []
+        return torch.stack(found, dim=1) if found else None
 
 
 def terms(
@@ -80,13 +93,17 @@ def terms(
         q, k = (
             x.gather(2, slots.flatten(2)).view(slots.shape) for x, slots in ((to_query, q_slots), (to_key, k_slots))
         )
-        return Terms((), (q[..., None] - k[..., None, :]).to(encoding.gates.dtype))
+        return Terms((), gates=(q[..., None] - k[..., None, :]).to(encoding.gates.dtype))
     if encoding.rebind is None or (encoding.logits is None and encoding.values is None):
         return None
-    pairs = zip(q_slots.unbind(1), k_slots.unbind(1), strict=True)
-    return Terms(
-        tuple(encoding.rebind(_gathered(context.queries, q), _gathered(context.keys, k)) for q, k in pairs),
-    )
+    (b, heads, _, s), w = q_slots.shape, k_slots.shape[3]
+    tiles, by_head = max(1, _TOKENS // max(1, b * heads * (s + w))), []
+    for own in zip(q_slots.unbind(1), k_slots.unbind(1), strict=True):
+        pieces = zip(*(slots.split(tiles, dim=1) for slots in own), strict=True)
+        by_head.append(
+            tuple(encoding.rebind(_gathered(context.queries, q), _gathered(context.keys, k)) for q, k in pieces)
+        )
+    return Terms(tuple(by_head), tiles)
 
 
 def gate_sums(gates: Float[Tensor, "b h m"]) -> Float[Tensor, "b h m"]:
@@ -173,19 +190,15 @@ def gather(x: Float[Tensor, "b h n d"], slots: Int[Tensor, "b h t s"]) -> Float[
     return x.reshape(b * h * n, width).index_select(0, (slots + begins).flatten()).view(*slots.shape, width)
 
 
-def _for_all(x: Tensor, heads: int) -> Tensor:
+def _for_all(x: Float[Tensor, "b t s d"], heads: int) -> Float[Tensor, "_ h s d"]:
     """One head's tiles as rows of a batch, the same for every head."""
     return x.flatten(0, 1)[:, None].expand(-1, heads, -1, -1)
 
 
-def _own(x: Tensor, head: int) -> Tensor:
-    return x[:, min(head, x.shape[1] - 1)]
-
-
-def _stacked(parts: list[Tensor], like: Tensor) -> Tensor:
-    """[b t s w] of each head, where rows of the batch that are all alike may come as one."""
-    b, _, t, s = like.shape[:4]
-    return torch.stack([part.expand(b * t, s, -1).unflatten(0, (b, t)) for part in parts], dim=1)
+def _own(x: Float[Tensor, "_ _ s w"], head: int, like: Float[Tensor, "b t s _"]) -> Float[Tensor, "b t s w"]:
+    """One head's terms by tile, where rows of the batch that are all alike, and heads, may come as one."""
+    own = x[:, min(head, x.shape[1] - 1)]
+    return own.expand(like.shape[0] * like.shape[1], like.shape[2], -1).unflatten(0, like.shape[:2])
 
 
 def _gathered(tokens: Side, slots: Int[Tensor, "b t s"]) -> Side:

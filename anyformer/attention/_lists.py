@@ -1,20 +1,24 @@
 """Softmax attention over lists of key blocks, and over lists of keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.attention._band import as_wide
 from anyformer.context import Context
 from anyformer.ops.blocks import block_attention
-from anyformer.ops.gathered import gathered_attention
+from anyformer.ops.gathered import gathered_attention, lists_of
+from anyformer.ops.pair_products import PairLists
 from anyformer.pattern import Facts
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import BlockLayout
 from anyformer.pattern.pairs import facts
+
+_MOST_REMEMBERED = 2**21  # pairs whose keys are remembered: 16 MB
 
 
 @dataclass(frozen=True)
@@ -108,31 +112,77 @@ def gathered(
     path: Gathered, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
     """Output and log-sum-exp of every query over its keys."""
-    layout, device = path.layout, q.device
-    counts = layout.offsets.diff(dim=1)  # [h n]
-    most = int(counts.max())
-    rank = torch.arange(most)
-    listed = rank < counts[..., None]
-    entry = (layout.offsets[:, :-1, None] + rank).clamp(max=len(layout.keys) - 1)
-    index = torch.where(listed, layout.keys[entry].long(), 0).to(device)
-    place = torch.arange(layout.n, device=device)[:, None] + layout.m - layout.n
-    head = torch.arange(len(index), device=device)[:, None, None]
-    allowed = path.pattern.allows(torch.zeros_like(head), head, place, index, facts(context)) & listed.to(device)
-    if context.causal:
-        allowed = allowed & (index <= place)
-    allowed = allowed[None]
+    layout, device, known = path.layout, q.device, facts(context)
+    depends = path.pattern.traits(context.causal).depends
+    alike = not depends & {"lengths", "flags"} or (known.lengths is None and known.flags is None)
+    if alike and device.type == "cpu" and known.length == layout.m and len(layout.keys) <= _MOST_REMEMBERED:
+        samples = [_remembered(path, q.shape[1], context.layer, context.causal)]
+    else:
+        samples = [_looked_up(path, sample, q.shape[1], known, device) for sample in range(layout.batch)]
+    if len(samples) == 1:
+        return _over_keys(path, samples[0], q, k, v, context, scale)
+    found = []
+    for sample, listed in enumerate(samples):
+        row = torch.tensor([sample], device=device)
+        sides = {"queries": context.queries.rows(row), "keys": context.keys.rows(row)}
+        one = q[row], k[row], v[row]
+        found.append(_over_keys(path, listed, *one, replace(context, **sides), scale))
+    outs, lses = zip(*found, strict=True)
+    return torch.cat(outs), torch.cat(lses)
+
+
+class _Listed(NamedTuple):
+    """The key of each pair, which of them count (None: all) and, on the CPU, the lists of all heads."""
+
+    index: Int[Tensor, "g n r"]
+    allowed: Bool[Tensor, "1 g n r"] | None
+    lists: PairLists | None
+
+
+def _over_keys(
+    path: Gathered, listed: _Listed, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float
+) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
+    """Of samples that have the same lists."""
+    layout, device, (index, allowed, lists) = path.layout, q.device, listed
     if context.keys.keep is not None:
-        allowed = allowed & context.keys.keep[:, index]
+        real = context.keys.keep[:, index]
+        allowed = real if allowed is None else allowed & real
     if (documents := context.keys.documents) is not None:
-        allowed = allowed & (documents[:, index] == documents[:, None, -layout.n :, None])
+        same = documents[:, index] == documents[:, None, -layout.n :, None]
+        allowed = same if allowed is None else allowed & same
     bias = None
     if context.encoding.offsets is not None:
         table = context.encoding.offsets(1 - layout.m, layout.m - 1).bias
         assert table is not None
-        offset = (index - place + layout.m - 1).expand(len(table), -1, -1)
+        place = torch.arange(layout.n, device=device)[:, None] + layout.m - layout.n
+        offset = (index.long() - place + layout.m - 1).expand(len(table), -1, -1)
         bias = table.to(device).gather(1, offset.flatten(1)).view(1, *offset.shape)
     shared = {"scale": scale, "softcap": context.softcap, "dropout": context.dropout}
-    return gathered_attention(q, k, v, index=index, allowed=allowed, bias=bias, **shared)
+    return gathered_attention(q, k, v, index=index, allowed=allowed, bias=bias, lists=lists, **shared)
+
+
+def _looked_up(path: Gathered, sample: int, heads: int, known: Facts, device: torch.device) -> _Listed:
+    """The lists of a sample."""
+    layout = path.layout
+    offsets = layout.offsets.unflatten(0, (layout.batch, layout.heads))[sample]
+    counts = offsets.diff(dim=1)  # [g n]
+    rank = torch.arange(max(int(counts.max()), 1))
+    listed = rank < counts[..., None]
+    keys = torch.cat([layout.keys.long(), layout.keys.new_zeros(1, dtype=torch.int64)])
+    index = keys[torch.where(listed, offsets[:, :-1, None] + rank, len(layout.keys))].to(device)
+    place = torch.arange(layout.n, device=device)[:, None] + layout.m - layout.n
+    head = torch.arange(len(index), device=device)[:, None, None]
+    listed = listed.to(device) & path.pattern.allows(torch.full_like(head, sample), head, place, index, known)
+    lists = lists_of(index, heads, layout.m) if device.type == "cpu" else None
+    return _Listed(index, None if bool(listed.all()) else listed[None], lists)
+
+
+@lru_cache(maxsize=16)
+def _remembered(path: Gathered, heads: int, layer: int, causal: bool) -> _Listed:
+    known = Facts(length=path.layout.m, layer=layer, causal=causal)
+    with torch.inference_mode(False), torch.device("cpu"):  # what is kept must serve training too
+        found = _looked_up(path, 0, heads, known, torch.device("cpu"))
+    return found._replace(index=found.index.int())
 
 
 def _by_slot(path: Lists, bias: Float[Tensor, "h r"]) -> Float[Tensor, "h r"]:

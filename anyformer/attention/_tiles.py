@@ -91,9 +91,12 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
 def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float) -> Float[Tensor, "b h n v"]:
     """Softmax attention along a chosen path; the same as the dense reference."""
     merging = len(path.ways) > 1 or context.sink is not None
-    found = [_along(way, q, k, v, context, scale, want_lse=merging) for way in path.ways]
+    alone = len(path.ways) == 1 and not torch.compiler.is_exporting()
+    found = [_along(way, q, k, v, context, scale, want_lse=merging, alone=alone) for way in path.ways]
     out = _merged(found, context.sink) if merging else found[0][0]
     match path:
+        case Path(ways=(Window(),)) if alone:
+            return out
         case Path(ways=(Squares() as way,)):
             return with_full_rows(way, out, q, k, v, context, scale)
         case Path(parts=Parts() as parts):
@@ -110,10 +113,13 @@ def _along(
     scale: float,
     *,
     want_lse: bool,
+    alone: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over one set of keys; over all of them for the rows of global queries, if it is a window alone."""
     match way:
         case Window():
-            return band(way, q, k, v, context, scale, want_lse=want_lse)
+            rows = alone and not context.causal
+            return band(way, q, k, v, context, scale, want_lse=want_lse, global_rows=rows)
         case Lists():
             return lists(way, q, k, v, context, scale, want_lse=want_lse)
         case Listed():

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Way = Literal["fused", "written out", "windows", "block lists", "union", "flex", "pieces"]
+Way = Literal["fused", "written out", "windows", "block lists", "union", "by head", "flex", "pieces"]
 _SEEN: ContextVar[dict[Way, None] | None] = ContextVar("seen", default=None)
 
 

@@ -47,10 +47,14 @@ class Attention(nn.Module):
     """Whether queries and keys may come from different sequences."""
     documents: bool = True
     """Whether several documents may share a row."""
+    documents_refusal: str = ""
+    """Why they may not, said after "cannot keep documents of one row apart"."""
     takes_pattern: ClassVar[bool] = False
     """Whether it honours a Pattern."""
     takes_flags: bool = False
     """Whether it reads global_mask."""
+    flag_ids: tuple[int, ...] = ()
+    """Token ids whose tokens are flagged beside those of global_mask."""
     decodes: ClassVar[Literal["cache", "state"] | None] = None
     """What it needs to continue a sequence: all keys and values, a state of fixed size, or it cannot."""
     keyed: frozenset[Form] = frozenset()
@@ -65,6 +69,8 @@ class Attention(nn.Module):
     """Whether it indexes slots, so that slots must be places: the mixer then moves real tokens to the left."""
     compares: ClassVar[bool] = True
     """Whether a pair that it biases or scores is one query and one key, whose product is the rest of the score."""
+    unscored: ClassVar[str] = "scores no pairs of query and key"
+    """Why no score belongs to a pair, where none does; said after its name."""
     common: str | None = None
     """Its submodule that all layers of a model with the same spec hold as one object; None: layers have nothing in common."""
     spans: bool = False

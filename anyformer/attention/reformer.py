@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyformer.attention._chunks import as_keys, attend_buckets, placed
+from anyformer.attention._chunks import attend_buckets, placed
 from anyformer.attention._groups import FORMS
 from anyformer.attention.base import Attention
 from anyformer.context import Context
 from anyformer.cost import Cost
 from anyformer.ops import softmax as ops
+from anyformer.ops.bucket_keys import as_keys
 from anyformer.ops.draws import generator, normal
 from anyformer.site import Site
 from anyformer.typing import Size

@@ -15,23 +15,23 @@ Deviations: centroids are weights whose gradient is that of spherical k-means, d
     ones may read.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyformer.attention._chunks import as_keys, attend_buckets, placed
+from anyformer.attention._chunks import attend_buckets, placed
 from anyformer.attention._groups import FORMS, attend_groups, gather, terms
 from anyformer.attention.base import Attention
 from anyformer.context import Context
 from anyformer.cost import Cost
 from anyformer.ops import softmax as ops
+from anyformer.ops.bucket_groups import groups_forward
+from anyformer.ops.bucket_keys import as_keys
+from anyformer.ops.bucket_nearest import most_near, nearest_own, nearest_slots, units
 from anyformer.site import Site
 from anyformer.typing import Size
-
-_STEPS = 2**16  # cosines are ranked in steps of 1 / _STEPS: equal tokens then tie, whatever the order of summation
 
 
 class Routing(Attention):
@@ -85,16 +85,20 @@ class Routing(Attention):
     ) -> Float[Tensor, "b h n v"]:
         """Outputs of the queries; see the module's equation. When causal, `k` holds the queries of all tokens, `q` the newest."""
         q, k, v = _clean(q, context.queries.keep), _clean(k, context.keys.keep), _clean(v, context.keys.keep)
-        seen = q if self.shares else torch.cat([q, ops.repeat_heads(k, q.shape[1])], dim=2)
-        unit = units(seen.detach())
-        near = cosines(unit, self.centroids.detach())
-        encoding = context.encoding
-        v = ops.repeat_heads(v if encoding.turn is None else encoding.turn(v), q.shape[1])
-        own = near.argmax(dim=-1) if self.site.causal else None
-        out = self._both(q, k, v, near, context) if own is None else self._earlier(q, k, v, own, context)
-        if self.training and torch.is_grad_enabled():
-            gradient = pull(unit, near.argmax(dim=-1) if own is None else own, self.centroids.detach())
-            out = _Pull.apply(out, self.centroids, gradient)
+        encoding, centroids = context.encoding, self.centroids.detach()
+        moves = self.training and torch.is_grad_enabled()
+        v = v if encoding.turn is None else encoding.turn(v)
+        if self.site.causal:
+            found = [nearest_centroids(q.detach(), centroids, summed=moves)]
+            out = self._earlier(q, k, ops.repeat_heads(v, q.shape[1]), found[0].clusters, context)
+        else:
+            found = [nearest_centroids(x.detach(), centroids, summed=True) for x in (q, k)] if moves else []
+            out = self._both(q, k, v, context)
+        if moves:
+            sums, tokens = (
+                torch.stack(part).sum(dim=0) for part in ([x.sums for x in found], [x.tokens for x in found])
+            )
+            out = _Pull.apply(out, self.centroids, pull(sums, tokens, centroids))
         return out if encoding.turn_back is None else encoding.turn_back(out)
 
     def _earlier(self, q: Tensor, k: Tensor, v: Tensor, clusters: Tensor, context: Context) -> Tensor:
@@ -107,58 +111,103 @@ class Routing(Attention):
         q, k = placed(context.encoding, q, as_keys(k), self.site.kv_heads)
         return attend_buckets(q, k, v, clusters, context, self._scale(context), self.window)
 
-    def _both(self, q: Tensor, k: Tensor, v: Tensor, near: Tensor, context: Context) -> Tensor:
-        encoding, n = context.encoding, q.shape[2]
-        q_slots, q_held = nearest(near[:, :, :n], context.queries.keep, self.window)
-        k_slots, k_held = nearest(near[:, :, n:], context.keys.keep, self.window)
+    def _both(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        encoding, centroids = context.encoding, self.centroids.detach()
+        queries = nearest(q.detach(), centroids, context.queries.keep, self.window)
+        keys = nearest(k.detach(), centroids, context.keys.keep, self.window)
         q, k = (q, k) if encoding.rotate is None else encoding.rotate(q, k)
+        on_pairs = encoding.gates is not None or encoding.logits is not None or encoding.values is not None
+        if q.device.type == "cpu" and not on_pairs and not torch.compiler.is_exporting():
+            counts = None
+            if queries.count is not None or keys.count is not None:
+                counts = torch.stack([each.counts(len(q)) for each in (queries, keys)], dim=1)
+            return groups_forward(q, k, v, queries.slots, keys.slots, counts, self._scale(context)).to(v.dtype)
         outs = attend_groups(
-            gather(q, q_slots),
-            gather(ops.repeat_heads(k, q.shape[1]), k_slots),
-            gather(v, k_slots),
-            meet(q_held, k_held),
+            gather(q, queries.slots),
+            gather(ops.repeat_heads(k, q.shape[1]), keys.slots),
+            gather(ops.repeat_heads(v, q.shape[1]), keys.slots),
+            meet(queries.held(), keys.held()),
             self._scale(context),
-            terms=terms(context, q_slots, k_slots),
+            terms=terms(context, queries.slots, keys.slots),
         )
-        return mean_by_slot(outs, q_slots, q_held, n).to(v.dtype)
+        return mean_by_slot(outs, queries.slots, queries.held(), q.shape[2]).to(v.dtype)
 
     def _scale(self, context: Context) -> float:
         return self.site.head_dim**-0.5 if context.encoding.scale is None else context.encoding.scale
 
 
-def units(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-    """Vectors of length 1, or 0."""
-    return F.normalize(x.to(torch.promote_types(torch.float32, x.dtype)), dim=-1)
+class Nearest(NamedTuple):
+    """For each cluster the slots of its tokens, and how many of them count in each sample; None: all."""
 
+    slots: Int[Tensor, "b h c w"]
+    count: Int[Tensor, " b"] | None
 
-def cosines(unit: Float[Tensor, "b h n d"], centroids: Float[Tensor, "h c d"]) -> Float[Tensor, "b h n c"]:
-    """The cosine of each token, given as a vector of length 1, with each centroid."""
-    return unit @ units(centroids).mT
+    def counts(self, batch: int) -> Int[Tensor, " b"]:
+        """How many count in each sample."""
+        most = self.slots.shape[3]
+        return (
+            torch.full((batch,), most, device=self.slots.device) if self.count is None else self.count.clamp(max=most)
+        )
+
+    def held(self) -> Bool[Tensor, "b h c w"] | None:
+        """Whether each slot counts; None: all do."""
+        if self.count is None:
+            return None
+        rank = torch.arange(self.slots.shape[3], device=self.slots.device)
+        return (rank < self.count[:, None])[:, None, None].expand_as(self.slots)
 
 
 def nearest(
-    near: Float[Tensor, "b h n c"], keep: Bool[Tensor, "b n"] | None, window: int | None
-) -> tuple[Int[Tensor, "b h c w"], Bool[Tensor, "b h c w"] | None]:
-    """The slots of the w tokens nearest to each centroid, the earlier of two equal ones first, and which of them count.
+    x: Float[Tensor, "b k n d"], centroids: Float[Tensor, "h c d"], keep: Bool[Tensor, "b n"] | None, window: int | None
+) -> Nearest:
+    """The w tokens nearest to each centroid, the earlier of two equal ones first; each head of x is read by h / k heads.
 
     Args:
         window: w; None: real tokens / clusters, which may differ from row to row.
-
-    Returns:
-        Slots, and whether each counts; None: all do.
     """
-    n, clusters = near.shape[2:]
+    n, clusters = x.shape[2], centroids.shape[1]
     most = min(n, -(-n // clusters) if window is None else window)
-    rank = (near * _STEPS).round().to(torch.int64) * n - torch.arange(n, device=near.device)[:, None]
-    if keep is not None:
-        rank = torch.where(keep[:, None, :, None], rank, torch.iinfo(torch.int64).min)
-    slots = rank.topk(most, dim=2).indices.mT
+    if x.device.type == "cpu" and not torch.compiler.is_exporting():
+        slots = nearest_slots(x, centroids, keep, most)
+    else:
+        kept = None if keep is None else keep[:, None, None]
+        slots = most_near(_cosines(x, centroids).mT, kept, most)
     if keep is None:
-        return slots, None
+        return Nearest(slots, None)
     real = keep.sum(dim=1)
-    count = -(-real // clusters) if window is None else real.clamp(max=window)
-    held = torch.arange(most, device=near.device) < count[:, None]
-    return slots, held[:, None, None].expand_as(slots)
+    return Nearest(slots, -(-real // clusters) if window is None else real.clamp(max=window))
+
+
+class Found(NamedTuple):
+    """The centroid nearest to each token, the sums of each cluster's tokens as vectors of length 1, and how many are not 0."""
+
+    clusters: Int[Tensor, "b h n"]
+    sums: Float[Tensor, "h c d"]
+    tokens: Int[Tensor, " h"]
+
+
+def nearest_centroids(x: Float[Tensor, "b k n d"], centroids: Float[Tensor, "h c d"], *, summed: bool) -> Found:
+    """The centroid with the largest cosine for each token; each head of x is read by h / k heads.
+
+    Args:
+        summed: whether the sums are asked for, which are zeros otherwise.
+    """
+    if x.device.type == "cpu" and not torch.compiler.is_exporting():
+        return Found(*nearest_own(x, centroids, summed))
+    heads, count, width = centroids.shape
+    clusters = _cosines(x, centroids).argmax(dim=-1)
+    unit = units(ops.repeat_heads(x, heads))
+    sums, tokens = unit.new_zeros(heads * count, width), clusters.new_zeros(heads)
+    if summed:
+        rows = clusters + count * torch.arange(heads, device=x.device)[:, None]
+        sums = sums.index_add(0, rows.flatten(), unit.flatten(0, 2))
+        tokens = (torch.linalg.vecdot(unit, unit) > 0).sum(dim=(0, 2))
+    return Found(clusters, sums.view(heads, count, width), tokens)
+
+
+def _cosines(x: Float[Tensor, "b k n d"], centroids: Float[Tensor, "h c d"]) -> Float[Tensor, "b h n c"]:
+    """The cosine of each token with each centroid."""
+    return ops.repeat_heads(units(x), len(centroids)) @ units(centroids).mT
 
 
 def meet(
@@ -187,22 +236,17 @@ def mean_by_slot(
 
 
 def pull(
-    unit: Float[Tensor, "b h n d"], clusters: Int[Tensor, "b h n"], centroids: Float[Tensor, "h c d"]
+    sums: Float[Tensor, "h c d"], tokens: Int[Tensor, " h"], centroids: Float[Tensor, "h c d"]
 ) -> Float[Tensor, "h c d"]:
     """The gradient on centroids u of the mean over tokens of 1 - cos(x, u_nearest).
 
     Args:
-        unit: the tokens as vectors of length 1; those of 0 are no tokens.  clusters: their nearest centroids.
+        sums: the sums of each cluster's tokens as vectors of length 1.  tokens: how many there are in all clusters.
     """
-    heads, count, width = centroids.shape
-    rows = clusters + count * torch.arange(heads, device=clusters.device)[:, None]
-    sums = unit.new_zeros(heads * count, width).index_add_(0, rows.flatten(), unit.flatten(0, 2))
-    sums = sums.view(heads, count, width)
-    real = (torch.linalg.vecdot(unit, unit) > 0).transpose(0, 1).flatten(1)
-    tokens = real.sum(dim=-1).clamp(min=1)[:, None, None]
-    length = centroids.to(unit.dtype).norm(dim=-1, keepdim=True)
-    along = centroids.to(unit.dtype) / length
-    return (((sums * along).sum(dim=-1, keepdim=True) * along - sums) / (length * tokens)).to(centroids.dtype)
+    length = centroids.to(sums.dtype).norm(dim=-1, keepdim=True)
+    along = centroids.to(sums.dtype) / length
+    across = (sums * along).sum(dim=-1, keepdim=True) * along - sums
+    return (across / (length * tokens.clamp(min=1)[:, None, None])).to(centroids.dtype)
 
 
 class _Pull(torch.autograd.Function):

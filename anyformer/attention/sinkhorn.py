@@ -15,6 +15,7 @@ Deviations: the network reads means of keys, where the paper reads sums of token
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
+from anyformer.ops.bucket_sorted import sorted_forward
 from anyformer.site import Site
 from anyformer.typing import Count, PositiveFloat, Size
 
@@ -56,6 +58,9 @@ class Sinkhorn(Attention):
     refusal = (
         "it mixes blocks of keys, so no score belongs to one pair of query and key and there is nothing to bias; use an encoding "
         "added at the embedding, such as sinusoidal or learned; rope runs too, but mixed"
+    )
+    unscored = (
+        "scores mixtures of keys beside the keys of a query's own block, so a pair may have no score of its own, or two"
     )
     cross = False
     documents = False
@@ -130,7 +135,8 @@ class Sinkhorn(Attention):
         scores = (hidden @ self.outer[..., : laid.count] + self.outer_bias[..., : laid.count]) / self.temperature
         scores = scores.to(torch.promote_types(torch.float32, k.dtype))
         if self.training and self.noise:
-            gumbel = -torch.empty_like(scores).exponential_().log()
+            drawn = torch.rand_like(scores).clamp_(min=torch.finfo(scores.dtype).tiny)
+            gumbel = drawn.log_().neg_().log_().neg_()
             scores = scores + gumbel * (self.noise / self.temperature)
         allowed = None if laid.whole and not laid.causal else sources(laid)
         weights = balance(scores, allowed, self.iterations, causal=laid.causal)
@@ -144,8 +150,9 @@ class Sinkhorn(Attention):
 def summaries(k: Float[Tensor, "b k m d"], laid: Blocks) -> Float[Tensor, "b k g d"]:
     """What the network knows of each block: the mean of its real keys, or when causal of all keys up to its first."""
     if laid.causal:
-        first = torch.arange(laid.count, device=k.device) * laid.size
-        return k.cumsum(dim=2)[:, :, first] / (first + 1)[:, None]
+        by_block, first = laid.keys(k), torch.arange(laid.count, device=k.device) * laid.size
+        earlier = F.pad(by_block[:, :, :-1].sum(dim=3).cumsum(dim=2), (0, 0, 1, 0))
+        return (earlier + by_block[:, :, :, 0]) / (first + 1)[:, None]
     held = laid.real.sum(dim=-1).clamp(min=1)
     return laid.keys(k).sum(dim=3) / held[:, None, :, None]
 
@@ -165,18 +172,41 @@ def balance(
     A row without an allowed pair is 0. When causal, column j is divided in row i by its sum over rows up to i.
     """
 
-    def shown(x: Tensor, hidden: float = _FAR) -> Tensor:
-        return x if allowed is None else x.masked_fill(~allowed, hidden)
+    if causal:
+        assert allowed is not None
+        return _balance_forwards(scores, allowed, iterations)
+    far = None if allowed is None else _far(allowed, scores)
 
-    x = shown(shown(scores).log_softmax(dim=-1))
+    def shown(x: Tensor) -> Tensor:
+        return x if far is None else x + far
+
+    x = shown(scores)
     for _ in range(iterations):
-        if causal:  # a running sum of plain weights: rows summed to 1 just now, so none overflows
-            x = shown(x.clamp(min=_LEAST))
-            x = x - x.exp().cumsum(dim=-2).clamp(min=torch.finfo(x.dtype).tiny).log()
-        else:
-            x = x.log_softmax(dim=-2)
-        x = shown(shown(x).log_softmax(dim=-1))
-    return shown(x.exp(), 0.0)
+        x = shown(shown(x.log_softmax(dim=-1)).log_softmax(dim=-2))
+    x = x.softmax(dim=-1)
+    return x if allowed is None else x * allowed
+
+
+def _balance_forwards(
+    scores: Float[Tensor, "b k g g"], allowed: Bool[Tensor, "b 1 g g"], iterations: int
+) -> Float[Tensor, "b k g g"]:
+    """`balance` when causal. Hidden pairs keep plain numbers in between: exp and log of those that are none are slow."""
+    x, allowed = (
+        scores.mT.contiguous(),
+        allowed.mT.contiguous(),
+    )  # so that a running sum reads what is stored side by side
+    far, counts = _far(allowed, scores), allowed.to(scores.dtype)
+    x = x + far
+    for _ in range(iterations):  # a running sum of plain weights: rows summed to 1 just now, so none overflows
+        x = x.log_softmax(dim=-2).clamp(min=_LEAST)
+        sums = (x.exp() * counts).cumsum(dim=-1) + (1.0 - counts)
+        x = x - sums.log() + far
+    return (x.softmax(dim=-2) * counts).mT
+
+
+def _far(allowed: Bool[Tensor, "b 1 g g"], scores: Float[Tensor, "b k g g"]) -> Float[Tensor, "b 1 g g"]:
+    """What hides a score that it is added to: 0 for the allowed pairs."""
+    return torch.zeros(allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill(~allowed, _FAR)
 
 
 def attend_sorted(
@@ -193,13 +223,16 @@ def attend_sorted(
     A slot that some of the mixed blocks do not have (the last one may be partly filled) is the mean over those that have it, and
     counts with their share of the row.
     """
-    weights = weights.to(k.dtype)
+    filled = laid.causal or laid.whole  # every block that is mixed is whole, so a row's shares are 1 or 0
     by_block = laid.keys(k), laid.keys(v)
+    if filled and laid.straight and not dropout and q.device.type == "cpu" and not torch.compiler.is_exporting():
+        out = sorted_forward(laid.keys(q), *by_block, weights, laid.causal, scale)[0]
+        return laid.back(out.to(q.dtype))
+    weights = weights.to(k.dtype)
     share = weights @ laid.real.to(k.dtype)[:, None]  # [b k r s]
     there = share.detach() > 0
     divisor = torch.where(there, share, 1.0)[..., None]
     mixed = [(weights @ x.flatten(3)).unflatten(-1, (laid.size, -1)) for x in by_block]
-    filled = laid.causal or laid.whole  # every block that is mixed is whole, so a row's shares are 1 or 0
     mixed = mixed if filled else [x / divisor for x in mixed]
     own = [laid.at_rows(x) for x in by_block]
     rows, own_pairs = laid.rows.shape[1], laid.own()

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyformer.attention import _flex, _pieces
-from anyformer.attention._tiles import choose, run
+from anyformer.attention._parted import choose, run
 from anyformer.attention._ways import took
 from anyformer.attention.base import Attention
 from anyformer.context import Context
@@ -23,7 +23,7 @@ from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
 from anyformer.ops import softmax as ops
-from anyformer.pattern import decompose
+from anyformer.pattern import decompose, flag_ids, union_of
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.pairs import count, pairs, remembered_bias
 from anyformer.site import Site
@@ -42,7 +42,7 @@ class Softmax(Attention):
             the sum over its keys.
 
     Raises:
-        SpecError: the pattern is for another number of heads, or has no causal form.
+        SpecError: the pattern is for another number of heads, has no causal form, or flags by several lists of token ids.
     """
 
     name = "softmax"
@@ -75,8 +75,13 @@ class Softmax(Attention):
         self.sink = nn.Parameter(torch.zeros(site.heads)) if sink else None
         self.ordered = pattern is not None
         self.takes_flags = pattern is not None
+        self.flag_ids = () if pattern is None else flag_ids(pattern)
+        self.cross = not self.flag_ids  # those of one sequence
         # places run on over a row: what depends on them would cut the second document elsewhere than the first
-        self.documents = pattern is None or "place" not in pattern.traits(site.causal).depends
+        counting = [] if pattern is None else counts_places(pattern, causal=site.causal)
+        self.documents = not counting
+        count_them = f"{' and '.join(map(repr, counting))} count{'s' * (len(counting) == 1)}"
+        self.documents_refusal = f", because {count_them} places over the whole row"
         self.horizon = None if pattern is None else pattern.horizon()
         if pattern is None or leaves_no_gap(pattern, site.heads, site.layer, causal=site.causal):
             self.forms = (*self.forms, Form.ROW)
@@ -199,6 +204,11 @@ def attend_with_lse(
         sink=context.sink,
     )
     return (out if encoding.turn_back is None else encoding.turn_back(out)), lse
+
+
+def counts_places(pattern: Pattern, *, causal: bool) -> list[Pattern]:
+    """The parts of a union whose answer depends on where in the row a pair is, not on its distance only."""
+    return [each for each in union_of(pattern) if "place" in each.traits(causal).depends]
 
 
 def leaves_no_gap(pattern: Pattern, heads: int, layer: int, *, causal: bool) -> bool:

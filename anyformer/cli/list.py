@@ -48,14 +48,16 @@ class _Row(NamedTuple):
 
 
 def _leaves(wildcard: str) -> list[_Row]:
-    """The patterns that the attention slot knows by a name; their sizes have no default."""
-    from anyformer.pattern.leaves import SLOT_NAMES
+    """The patterns that the attention slot knows by a name."""
+    from anyformer.pattern.leaves import SLOT_NAMES, SLOT_PAPERS
 
     found = []
     for name, leaf in SLOT_NAMES.items():
         if fnmatchcase(name, wildcard):
             knobs, summary = ", ".join(Maker(name, leaf).knobs), (inspect.getdoc(leaf) or "").split("\n\n")[0]
-            found.append(_Row(f"{name}({knobs})", ("human-made pattern", leaf.__name__.lower()), summary, ""))
+            found.append(
+                _Row(f"{name}({knobs})", ("human-made pattern", leaf.__name__.lower()), summary, SLOT_PAPERS[name])
+            )
     return found
 
 

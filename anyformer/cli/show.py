@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anyformer.errors import SpecError
-from anyformer.registry import Method, bind, describe, names
+from anyformer.registry import Maker, Method, bind, describe, names
 from anyformer.spec import Spec, parse
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
 
 def run(text: str, length: int, causal: bool, heads: int | None, lengths: Sequence[int], out: str) -> int | None:
     """Print a method's page and what it costs, and draw it: the pattern, the weights of a sample, or the encoding."""
+    from anyformer.pattern.leaves import SLOT_NAMES
     from anyformer.pattern.read import pattern_of, reads_as_pattern
 
     spec, console = parse(text), Console()
@@ -48,6 +49,8 @@ def run(text: str, length: int, causal: bool, heads: int | None, lengths: Sequen
         _admit(path)
     if method is not None:
         _method(console, method)
+    elif spec.name in SLOT_NAMES:
+        _maker(console, Maker(spec.name, SLOT_NAMES[spec.name]))
     if kind in ("attention", "mixer", "pattern"):
         _cost(console, spec, lengths or _LENGTHS, heads or 1, causal=causal)
     if pattern is not None:
@@ -162,14 +165,28 @@ def _is_png(path: Path) -> bool:
 def _method(console: Console, method: Method) -> None:
     console.print(f"[bold]{method.name}[/bold]: {method.summary}")
     console.print(f"{method.kind}: {' > '.join(method.family)}. {method.paper}", markup=False)
-    for name, knob in method.knobs.items():
-        default = str(knob.default) if isinstance(knob.default, Spec) else repr(knob.default)
-        default = "" if knob.default is inspect.Parameter.empty else f" = {default}"
-        console.print(f"  {name}: {_told(knob.annotation)}{default}", markup=False)
+    _knobs(console, method)
     console.print(inspect.cleandoc(method.target.__doc__ or ""), markup=False)
     module = inspect.getmodule(method.target)
     if module is not None and module.__doc__:
         console.print(inspect.cleandoc(module.__doc__), markup=False)
+
+
+def _maker(console: Console, leaf: Maker) -> None:
+    """A leaf, under its name in the attention slot: its rule and its knobs."""
+    from anyformer.pattern.leaves import SLOT_PAPERS
+
+    console.print(f"[bold]{leaf.name}[/bold]: ", end="")
+    console.print(inspect.cleandoc(leaf.target.__doc__ or ""), markup=False)
+    console.print(f"pattern. {SLOT_PAPERS[leaf.name]}", markup=False)
+    _knobs(console, leaf)
+
+
+def _knobs(console: Console, maker: Maker) -> None:
+    for name, knob in maker.knobs.items():
+        default = str(knob.default) if isinstance(knob.default, Spec) else repr(knob.default)
+        default = "" if knob.default is inspect.Parameter.empty else f" = {default}"
+        console.print(f"  {name}: {_told(knob.annotation)}{default}", markup=False)
 
 
 def _told(annotation: Any) -> str:

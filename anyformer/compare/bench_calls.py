@@ -96,7 +96,8 @@ def own_calls(contender: Contender, setting: Setting, length: int, inputs: Input
         position = "none" if contender.role == "dense" else contender.position
         x = inputs.hidden(length)
         layer = build_mixer(attention, position, setting.site(length)).to(inputs.dtype)
-        flags = first_token(setting, length) if type(layer).takes_flags else None  # a method that is made for them
+        made_for_them = type(layer).takes_flags or layer.flag_ids
+        flags = first_token(setting, length) if made_for_them else None
         return calls_of(lambda: (layer(x, global_mask=flags),), (x, *layer.parameters()), inputs, (layer,))
     q, k, v = inputs.heads(length)
     if contender.role == "dense":
@@ -110,7 +111,7 @@ def _attention(contender: Contender, setting: Setting, length: int, inputs: Inpu
     attention = build_attention(contender.attention, site).to(inputs.dtype)
     position = build_position(contender.position, site).to(inputs.dtype)
     forms = check(attention, position, site).forms
-    tokens = side(length, torch.device("cpu"))
+    tokens = side(length, torch.device("cpu"), flags=first_token(setting, length) if attention.flag_ids else None)
     q, k, v = inputs.heads(length)
     x = inputs.hidden(length) if "x" in attention.reads else None
 

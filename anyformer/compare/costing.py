@@ -77,7 +77,8 @@ def _counted(spec: Spec, site: Site, n: int) -> int:
         method = _built(spec, site).eval()
         x, q, k, v = torch.randn(1, n, site.dim), *torch.randn(3, 1, site.heads, n, site.head_dim)
     if isinstance(method, Mixer):
-        return counted(partial(method, x))
+        flags = torch.zeros(1, n, dtype=torch.bool) if method.flag_ids else None  # a sample has no ids
+        return counted(partial(method, x, global_mask=flags))
     tokens = side(n, x.device)
     context = Context(causal=site.causal, queries=tokens, keys=tokens, x=x)
     return counted(lambda: method(q, q if method.shares else k, v, context))

@@ -50,7 +50,9 @@ def draw_weights(spec: Spec, path: Path, n: int, heads: int, *, causal: bool) ->
     weighs = isinstance(layer, MultiHead) and "x" not in layer.attention.reads
     n = min(n, _TOKENS if weighs else _INFLUENCE)
     half = torch.randn(-(-n // 2), site.dim, generator=generator(0, "sample"))
-    (call,) = calls_of(layer, partial(layer, 3 * torch.cat([half, half])[None, :n]))
+    first = torch.arange(n)[None] == 0  # a sample has no ids: its first token stands for those that are flagged by them
+    flags = first if layer.flag_ids else None
+    (call,) = calls_of(layer, partial(layer, 3 * torch.cat([half, half])[None, :n], global_mask=flags))
     rows = n if layer.shortening is None else layer.shortening.count
     matrices = weights(call, range(rows), None)[0]
     figure = _figure(4 * len(matrices), 4)

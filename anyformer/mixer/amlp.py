@@ -40,6 +40,7 @@ class AMLP(Mixer):
     summary = "gmlp with one small attention head in its gate"
     paper = "Liu et al. 2021, 2105.08050"
     family = ("new framework", "mlp")
+    unscored = "adds what one small head reads to a gate over places, so no pair has one score"
     causal = True
     decodes = "cache"
     ordered = True

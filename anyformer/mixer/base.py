@@ -1,6 +1,7 @@
 """The base of every mixer: whatever lets the tokens of a sequence reach each other."""
 
 from dataclasses import replace
+from functools import reduce
 from typing import ClassVar, Literal
 
 import torch
@@ -46,11 +47,15 @@ class Mixer(nn.Module):
     causal_refusal: str = ""
     cross: bool = False
     documents: bool = False
+    documents_refusal: str = ""
+    """Why documents may not share a row, said after "cannot keep documents of one row apart"."""
     two_streams: bool = False
     """Whether queries may come from other vectors of the same tokens than keys and values."""
     streams_refusal: str = "it has no queries"
     """Why they may not."""
     takes_flags: bool = False
+    flag_ids: tuple[int, ...] = ()
+    """Token ids whose tokens are flagged beside those of global_mask."""
     takes_mask: bool = True
     """Whether it can leave padding out."""
     mask_refusal: str = ""
@@ -58,6 +63,8 @@ class Mixer(nn.Module):
     decodes: Literal["cache", "state"] | None = None
     ordered: bool = False
     """Whether slots must be places."""
+    unscored: str = "scores no pairs of query and key"
+    """Why no score belongs to a pair, where none does; said after its name."""
     feed_forward: ClassVar[bool] = False
     """Whether it holds a feed-forward of its own, so that the block adds none."""
 
@@ -81,6 +88,23 @@ class Mixer(nn.Module):
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence. `context.x` is what keys and values come from: the source, the content, or x itself."""
         raise NotImplementedError
+
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """The weights w of `out_i = sum_j w_ij v_j`, before the output projection, for the asked slots i of what `mix` is given;
+        rows of padding hold anything. None: what it gives is no such sum."""
+        return None
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """The terms by name whose sum is the score of each pair, before any mask, for the asked slots of what `mix` is given.
+
+        Raises:
+            IncompatibleError: no score belongs to a pair.
+        """
+        raise IncompatibleError(f"{self.name} {self.unscored}; explain() shows what it takes from each token")
 
     def forward(
         self,
@@ -112,7 +136,7 @@ class Mixer(nn.Module):
                 the last real token of x stands where the last real one of the source does.
             no_position: tokens of x without a position (class and register tokens).
             global_mask: tokens of x flagged as global.
-            tokens: token ids, for encodings that read them.
+            tokens: token ids, for encodings that read them and patterns that flag by them.
             drawn: what stands for each position from 0 on, for encodings that draw positions; None: they draw.
             cache: what earlier calls left (`new_cache`); it is extended in place.
 
@@ -125,6 +149,7 @@ class Mixer(nn.Module):
         """
         self._refuse_content(x, content, source, cache)
         self._refuse(x, source, attention_mask, source_mask, document_ids, global_mask, cache)
+        self._refuse_flags(global_mask, tokens)
         b, n = x.shape[:2]
         if not b:
             return x.clone()  # no rows: nothing to mix, and no largest or smallest number among them
@@ -136,7 +161,7 @@ class Mixer(nn.Module):
             "keep": keep,
             "positions": positions,
             "documents": newest("document_ids", document_ids, b, n, cache),
-            "flags": truths("global_mask", global_mask),
+            "flags": self._flags(truths("global_mask", global_mask), tokens),
             "without": no_position,
         }
         order = self._order(keep, crossing=source is not None)
@@ -201,6 +226,13 @@ class Mixer(nn.Module):
             return right_order(keep)
         return left_order(keep) if self.ordered else None
 
+    def _flags(self, given: Tensor | None, tokens: Tensor | None) -> Tensor | None:
+        """The tokens flagged by the call or by their ids."""
+        if tokens is None or not self.flag_ids:
+            return given
+        found = reduce(torch.logical_or, [tokens == each for each in self.flag_ids])
+        return found if given is None else found | given
+
     def _source(
         self, source: Tensor, source_mask: Tensor | None, source_positions: Tensor | None
     ) -> tuple[Tensor, Side]:
@@ -227,6 +259,14 @@ class Mixer(nn.Module):
         if source is not None or cache is not None:
             raise IncompatibleError(
                 "content stands beside x in one forward of one sequence; leave out source and cache"
+            )
+
+    def _refuse_flags(self, global_mask: Tensor | None, tokens: Tensor | None) -> None:
+        if self.flag_ids and tokens is None and global_mask is None:
+            ids = list(self.flag_ids)
+            raise ValueError(
+                f"{self.name} flags tokens of ids {ids} and was given no token ids: pass "
+                f"global_mask=torch.isin(tokens, torch.tensor({ids})), or use Transformer, which knows them"
             )
 
     def _refuse(
@@ -258,7 +298,8 @@ class Mixer(nn.Module):
             raise IncompatibleError(f"{self.name} cannot leave padding out: {self.mask_refusal}")
         if document_ids is not None and not self.documents:
             raise IncompatibleError(
-                f"{self.name} cannot keep documents of one row apart; give each document a row of its own"
+                f"{self.name} cannot keep documents of one row apart{self.documents_refusal}; "
+                "give each document a row of its own"
             )
         if global_mask is not None and not self.takes_flags:
             raise IncompatibleError(f"{self.name} reads no global_mask; use a pattern with Flagged() or longformer")

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import PlainValidator
 from torch import Tensor, nn
 
@@ -28,6 +28,7 @@ from anyformer.context import Context, Encoding
 from anyformer.cost import Cost, symbols
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._explained import implied, score_terms, weighing
 from anyformer.mixer.base import Mixer
 from anyformer.pattern.read import reads_as_pattern
 from anyformer.position.base import Position
@@ -99,8 +100,10 @@ class Complex(Mixer):
         self.absolute = within.absolute
         self.verdict: Verdict = check(self, position, site)
         self.attention, self.position, self.conjugate, self.dropout = within, position, conjugate, dropout
+        self.unscored = within.unscored
         self.causal, self.causal_refusal, self.cross = within.causal, within.causal_refusal, within.cross
-        self.documents, self.takes_flags, self.ordered = within.documents, within.takes_flags, within.ordered
+        self.documents, self.documents_refusal = within.documents, within.documents_refusal
+        self.takes_flags, self.flag_ids, self.ordered = within.takes_flags, within.flag_ids, within.ordered
         self.two_streams, self.streams_refusal = not within.shares, "its keys are its queries"
         self.decodes = within.decodes
         width, half = site.heads * site.head_dim, site.dim // 2
@@ -125,17 +128,8 @@ class Complex(Mixer):
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence; see the module's equation."""
         cache, d = context.cache, self.site.head_dim
-        source = x if context.x is None else context.x
-        q, v = _projected(self.q, x, d), _projected(self.v, source, d)
-        k = q if self.k is None else _projected(self.k, source, d)
-        encoding = self._encoding(context.queries, context.keys if cache is None else context.queries)
-        if encoding.rotate is not None and self.attention.rotates == "before":
-            q, k = encoding.rotate(q, k)
-        if cache is not None:
-            k = cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
-            v = cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
-            encoding = self._encoding(context.queries, context.keys)
-        context = replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
+        q, k, v = self._heads(x, context)
+        q, k, v, context = self._placed(q, k, v, context)
         out = self.attention(q, k, v, context)
         if not self.attention.weights:
             out = F.dropout(out, self.dropout, self.training)
@@ -143,6 +137,48 @@ class Complex(Mixer):
             cache.forget(self.attention.horizon)
         out = out.unflatten(-1, (2, d)).permute(0, 2, 3, 1, 4).flatten(3)  # b n parts width
         return self.o(out.flatten(1, 2)).unflatten(1, (-1, 2)).flatten(2)
+
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """Those of its attention, which both parts of the values share; None where it weighs channels differently."""
+        q, k, v, facts = self._placed(*self._heads(x, context), context)
+        facts, keep = weighing(facts), context.queries.keep
+        real = keep if self.shortening is None else self.shortening.kept(keep)
+        return implied(lambda values: self.attention(q, k, values, facts), v, slots, real)
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """The lengths of products without a position, what rotating adds to them, and the bias."""
+        if not self.attention.compares or not {Form.BIAS, Form.SCORE} & {*self.attention.forms}:
+            return super().pair_terms(x, context, slots)
+        bare_q, bare_k, v = self._heads(x, context)
+        q, k, _, facts = self._placed(bare_q, bare_k, v, context)
+        length = facts.encoding.product
+        assert length is not None, "a pair of complex numbers has a length"
+        if facts.encoding.rotate is not None and self.attention.rotates == "self":
+            q, k = facts.encoding.rotate(q, k)
+        added = bind(self.position, self.verdict.forms, context.queries, context.keys)  # its logits without the lengths
+        return score_terms(length, (bare_q, bare_k), (q, k), replace(facts, encoding=added), slots)
+
+    def _heads(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the new tokens, without a position."""
+        d, source = self.site.head_dim, x if context.x is None else context.x
+        q, v = _projected(self.q, x, d), _projected(self.v, source, d)
+        return q, q if self.k is None else _projected(self.k, source, d), v
+
+    def _placed(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Context]:
+        """What the attention is given: queries, the keys and values of all tokens so far, and the context."""
+        cache = context.cache
+        encoding = self._encoding(context.queries, context.keys if cache is None else context.queries)
+        if encoding.rotate is not None and self.attention.rotates == "before":
+            q, k = encoding.rotate(q, k)
+        if cache is not None:
+            k = cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
+            v = cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
+            encoding = self._encoding(context.queries, context.keys)
+        return q, k, v, replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
 
     def _encoding(self, queries: Side, keys: Side) -> Encoding:
         return _complex(bind(self.position, self.verdict.forms, queries, keys), conjugate=self.conjugate)

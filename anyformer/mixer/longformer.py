@@ -12,6 +12,7 @@ Deviation: the paper's window is two-sided (512 there is 256 here).
 """
 
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,9 +23,11 @@ from anyformer.context import Context
 from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._explained import implied, products, score_terms, weighing
 from anyformer.mixer._prepared import prepared
 from anyformer.mixer.base import Mixer
-from anyformer.pattern.leaves import Dilated, Flagged
+from anyformer.pattern.base import Pattern
+from anyformer.pattern.leaves import Dilated, Flagged, PerHead
 from anyformer.pattern.pairs import count
 from anyformer.position.base import Position
 from anyformer.position.bind import bind, shifted
@@ -36,7 +39,7 @@ _PROJECTIONS: tuple[str, ...] = ("q", "k", "v", "q_norm", "k_norm")
 
 
 class Longformer(Mixer):
-    """Each token reads a window and the tokens that `global_mask` flags; these read all, by projections of their own.
+    """Each token reads a window and the tokens that `global_mask` or `ids` flag; these read all, by projections of their own.
 
     Flags on padding count for nothing. When causal, flagged tokens are only read, by later ones. Without global tokens
     (`max_globals=0`) a cache keeps the window only.
@@ -44,13 +47,16 @@ class Longformer(Mixer):
     Args:
         window: number of keys read strictly before a token, and as many after it where not causal.
         max_globals: most flagged tokens a row; more are refused.
-        dilation: distance between neighbouring keys of the window, in tokens; the window reaches window * dilation far.
+        dilation: distance between neighbouring keys of the window, in tokens; the window reaches window * dilation far. A list
+            gives one for each head.
+        ids: token ids whose tokens are flagged, beside those of `global_mask`; together at most `max_globals` a row.
         bias: whether projections have a bias.
         qk_norm: whether queries and keys are RMS-normalised per head before they are placed.
         dropout: probability of dropping an attention weight in training.
 
     Raises:
         IncompatibleError: it cannot use the position.
+        SpecError: there are not as many dilations as heads, or there are token ids and max_globals=0.
     """
 
     name = "longformer"
@@ -87,17 +93,22 @@ class Longformer(Mixer):
         *,
         window: Count = 256,
         max_globals: Count = 16,
-        dilation: Size = 1,
+        dilation: Size | tuple[Size, ...] = 1,
+        ids: tuple[Count, ...] = (),
         bias: bool = True,
         qk_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(site)
         self.verdict: Verdict = check(self, position, site)
+        if ids and not max_globals:
+            raise SpecError(
+                f"longformer: ids={list(ids)} flag tokens, and max_globals=0 leaves no room; raise max_globals"
+            )
         self.position = position
-        self.max_globals = max_globals
+        self.max_globals, self.flag_ids = max_globals, ids
         self.dropout = dropout
-        band = Dilated(window, 0 if site.causal else window, dilation)
+        band = _band(site, window, dilation)
         self.pattern = band | Flagged() if max_globals else band
         self.q, self.k, self.v, self.q_norm, self.k_norm = _projections(site, bias, qk_norm)
         self.for_globals: nn.ModuleDict | None = None
@@ -136,12 +147,58 @@ class Longformer(Mixer):
             out = torch.where(flags[:, :, None], self._global_rows(x, flags, self.for_globals, context), out)
         return self.o(out)
 
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """Its softmax weights: of v, and in flagged rows of v'."""
+        q, k, v, facts = self._local(*self._local_heads(x, context), x, context)
+        facts = weighing(facts)
+        found = implied(lambda values: attend(q, k, values, facts), v, slots, context.queries.keep)
+        flags = flagged(context.queries)
+        if found is None or flags is None or self.for_globals is None or not self.max_globals:
+            return found
+        (own_q, own_k, own_v), own, rank = self._global_heads(x, flags, self.for_globals, context)
+        if own.encoding.rotate is not None:
+            own_q, own_k = own.encoding.rotate(own_q, own_k)
+        own = weighing(own)
+        rows = implied(lambda values: attend(own_q, own_k, values, own), own_v, rank.gather(1, slots), None)
+        return None if rows is None else torch.where(flags.gather(1, slots)[:, None, :, None], rows, found)
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """Content, rotation and bias of all pairs, in or out of the window; in flagged rows those of q' and k'."""
+        bare_q, bare_k, v = self._local_heads(x, context)
+        q, k, _, facts = self._local(bare_q, bare_k, v, x, context)
+        score = products(q.shape[-1] ** -0.5 if facts.encoding.scale is None else facts.encoding.scale)
+        found = score_terms(score, (bare_q, bare_k), (q, k), facts, slots)
+        flags = flagged(context.queries)
+        if flags is None or self.for_globals is None or not self.max_globals:
+            return found
+        bare, own, rank = self._global_heads(x, flags, self.for_globals, context)
+        placed = bare[:2] if own.encoding.rotate is None else own.encoding.rotate(*bare[:2])
+        rows = score_terms(score, bare[:2], placed, own, rank.gather(1, slots))
+        chosen = flags.gather(1, slots)[:, None, :, None]
+        return {name: torch.where(chosen, rows[name], term) for name, term in found.items()}
+
     def _window(self, x: Tensor, context: Context) -> Tensor:
         """Every token as a local one, flagged ones included; heads merged."""
-        cache = context.cache
+        q, k, v, facts = self._local(*self._local_heads(x, context), x, context)
+        out = attend(q, k, v, facts)
+        if context.cache is not None:
+            context.cache.forget(self.pattern.horizon())
+        return out.transpose(1, 2).flatten(2)
+
+    def _local_heads(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the new tokens as local ones, not yet rotated."""
         own = self.q, self.k, self.v, self.q_norm, self.k_norm
-        source = x if context.x is None else context.x
-        q, k, v = self._heads(own, x, source, context.queries, context)
+        return self._heads(own, x, x if context.x is None else context.x, context.queries, context)
+
+    def _local(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor, Context]:
+        """What every token reads as a local one: queries, the keys and values of all tokens so far, and the context."""
+        cache, source = context.cache, x if context.x is None else context.x
         facts = prepared(self.position, source, context.queries, cache, slots=True)
         new_keys = context.keys if cache is None else context.queries
         encoding = bind(self.position, self.verdict.forms, context.queries, new_keys, facts if cache is None else None)
@@ -151,23 +208,26 @@ class Longformer(Mixer):
             k = cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
             encoding = bind(self.position, self.verdict.forms, context.queries, context.keys, facts)
-        out = attend(q, k, v, replace(context, pattern=self.pattern, encoding=encoding))
-        if cache is not None:
-            cache.forget(self.pattern.horizon())
-        return out.transpose(1, 2).flatten(2)
+        return q, k, v, replace(context, pattern=self.pattern, encoding=encoding)
 
     def _global_rows(self, x: Tensor, flags: Tensor, own: nn.ModuleDict, context: Context) -> Tensor:
         """What flagged tokens read, at their slots (others hold anything); only `max_globals` rows are computed."""
+        (q, k, v), facts, rank = self._global_heads(x, flags, own, context)
+        if facts.encoding.rotate is not None:
+            q, k = facts.encoding.rotate(q, k)
+        return take(attend(q, k, v, facts).transpose(1, 2).flatten(2), rank)
+
+    def _global_heads(
+        self, x: Tensor, flags: Tensor, own: nn.ModuleDict, context: Context
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Context, Int[Tensor, "b n"]]:
+        """Queries of flagged tokens, keys and values of all by projections of their own, not yet rotated; the context of these
+        rows, and the row of each flagged token among them."""
         slots = left_order(flags)[:, : self.max_globals]
         rows = at(context.queries, slots)
-        source = x if context.x is None else context.x
-        q, k, v = self._heads(tuple(own.values()), take(x, slots), source, rows, context)
+        heads = self._heads(tuple(own.values()), take(x, slots), x if context.x is None else context.x, rows, context)
         encoding = bind(self.position, self.verdict.forms, rows, context.keys)
-        if encoding.rotate is not None:
-            q, k = encoding.rotate(q, k)
-        out = attend(q, k, v, replace(context, queries=rows, encoding=encoding)).transpose(1, 2).flatten(2)
-        rank = flags.cumsum(dim=1) - 1  # a flagged token's row among those computed
-        return take(out, rank.clamp(0, slots.shape[1] - 1))
+        rank = (flags.cumsum(dim=1) - 1).clamp(0, slots.shape[1] - 1)
+        return heads, replace(context, queries=rows, encoding=encoding), rank
 
     def _heads(
         self, projections: tuple[nn.Module, ...], x: Tensor, source: Tensor, queries: Side, context: Context
@@ -190,6 +250,19 @@ class Longformer(Mixer):
                 f"{self.name} was built for at most {self.max_globals} global tokens a row, got {most}; "
                 f"flag fewer in global_mask or use longformer(max_globals={most})"
             )
+
+
+def _band(site: Site, window: int, dilation: int | tuple[int, ...]) -> Pattern:
+    right = 0 if site.causal else window
+    if isinstance(dilation, int):
+        return Dilated(window, right, dilation)
+    if len(dilation) != site.heads:
+        example = ", ".join(["1"] * (site.heads - 1) + ["2"])
+        raise SpecError(
+            f"longformer: expected one dilation, or one for each of the {site.heads} heads, got {len(dilation)}; "
+            f"for example dilation=[{example}]"
+        )
+    return PerHead(*((Dilated(window, right, step), len(list(run))) for step, run in groupby(dilation)))
 
 
 def flagged(tokens: Side) -> Bool[Tensor, "b t"] | None:

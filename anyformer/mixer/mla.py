@@ -20,13 +20,14 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from anyformer.attention.softmax import attend
-from anyformer.context import Context
+from anyformer.context import Context, Encoding
 from anyformer.cost import Cost
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._explained import implied, products, score_terms, weighing
 from anyformer.mixer.base import Mixer
 from anyformer.position.base import Position
 from anyformer.position.bind import bind
@@ -100,16 +101,11 @@ class MLA(Mixer):
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b n c"]:
         """The mixed sequence; see the module's equation."""
-        site, cache = self.site, context.cache
-        q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (site.heads, -1)).transpose(1, 2)
-        q, q_rotated = q.split([self.content, site.head_dim], dim=-1)
-        latents, shared = self.down(x if context.x is None else context.x).split([self.latent, site.head_dim], dim=-1)
-        latents = self.norm(latents)
+        cache = context.cache
+        q, q_rotated, latents, shared = self._short(x, context)
         new_keys = context.keys if cache is None else context.queries
         encoding = bind(self.position, self.verdict.forms, context.queries, new_keys)
-        if encoding.rotate is not None:
-            q_rotated, placed = encoding.rotate(q_rotated, shared[:, None])
-            shared = placed[:, 0]
+        q_rotated, shared = _rotated(encoding, q_rotated, shared)
         if cache is not None:
             latents, shared = cache.extend("latents", latents), cache.extend("shared", shared)
             encoding = bind(self.position, self.verdict.forms, context.queries, context.keys)
@@ -118,11 +114,46 @@ class MLA(Mixer):
         read = self._absorbed if absorb else self._explicit
         return self.o(read(q, q_rotated, latents, shared, facts).transpose(1, 2).flatten(2))
 
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """Its softmax weights, of the values V_h c_j."""
+        q, q_rotated, latents, shared = self._short(x, context)
+        encoding = bind(self.position, self.verdict.forms, context.queries, context.keys)
+        q_rotated, shared = _rotated(encoding, q_rotated, shared)
+        q, k, v = self._expanded(q, q_rotated, latents, shared)
+        facts = weighing(replace(context, encoding=encoding))
+        return implied(lambda values: self._attend(q, k, values, facts), v, slots, context.queries.keep)
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """Both parts of the key without a position as "content", what rotating one of them adds, and the bias."""
+        q, q_rotated, latents, shared = self._short(x, context)
+        encoding = bind(self.position, self.verdict.forms, context.queries, context.keys)
+        facts = replace(context, encoding=encoding)
+        bare = self._expanded(q, q_rotated, latents, shared)[:2]
+        q_rotated, shared = _rotated(encoding, q_rotated, shared)
+        placed = self._expanded(q, q_rotated, latents, shared)[:2]
+        return score_terms(products(self._scale(facts)), bare, placed, facts, slots)
+
+    def _short(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both parts of the queries [b h n d], and the short vectors [b m latent] and shared keys [b m d] of the new tokens."""
+        site = self.site
+        q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (site.heads, -1)).transpose(1, 2)
+        q, q_rotated = q.split([self.content, site.head_dim], dim=-1)
+        latents, shared = self.down(x if context.x is None else context.x).split([self.latent, site.head_dim], dim=-1)
+        return q, q_rotated, self.norm(latents), shared
+
     def _explicit(self, q: Tensor, q_rotated: Tensor, latents: Tensor, shared: Tensor, context: Context) -> Tensor:
         """With a key and a value for each token and head."""
+        return self._attend(*self._expanded(q, q_rotated, latents, shared), context)
+
+    def _expanded(self, q: Tensor, q_rotated: Tensor, latents: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A query, a key and a value for each token and head."""
         k, v = self.up(latents).unflatten(-1, (self.site.heads, -1)).transpose(1, 2).chunk(2, dim=-1)
         k = torch.cat([k, shared[:, None].expand(-1, self.site.heads, -1, -1)], dim=-1)
-        return self._attend(torch.cat([q, q_rotated], dim=-1), k, v, context)
+        return torch.cat([q, q_rotated], dim=-1), k, v
 
     def _absorbed(self, q: Tensor, q_rotated: Tensor, latents: Tensor, shared: Tensor, context: Context) -> Tensor:
         """With the vectors of the cache as the only keys and values, for all heads."""
@@ -133,8 +164,18 @@ class MLA(Mixer):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """Softmax attention; values are filled up to the width of the keys, which the fused kernel needs."""
+        filled = F.pad(v, (0, k.shape[-1] - v.shape[-1]))
+        return attend(q, k, filled, context, scale=self._scale(context))[..., : v.shape[-1]]
+
+    def _scale(self, context: Context) -> float:
         usual = self.site.head_dim**-0.5
         factor = 1.0 if context.encoding.scale is None else context.encoding.scale / usual
-        scale = factor * (self.content + self.site.head_dim) ** -0.5
-        filled = F.pad(v, (0, k.shape[-1] - v.shape[-1]))
-        return attend(q, k, filled, context, scale=scale)[..., : v.shape[-1]]
+        return factor * (self.content + self.site.head_dim) ** -0.5
+
+
+def _rotated(encoding: Encoding, q: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotated parts of queries and of the keys that all heads share, in their place."""
+    if encoding.rotate is None:
+        return q, shared
+    q, k = encoding.rotate(q, shared[:, None])
+    return q, k[:, 0]

@@ -60,7 +60,7 @@ class MLPMixer(Mixer):
         return Cost(
             self.site,
             "n hidden c" if self.site.causal else "2 n hidden c",
-            memory="hidden c",
+            memory="n hidden + hidden c" if self.site.causal else "hidden c",
             sizes={"hidden": self.inward.shape[1]},
         )
 

@@ -6,15 +6,17 @@ Paper: Vaswani et al. 2017, 1706.03762; shared key heads: Shazeer 2019, 1911.021
 from dataclasses import replace
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from anyformer.attention._shortening import Shortening
 from anyformer.attention.base import Attention
+from anyformer.attention.softmax import Softmax
 from anyformer.context import Context, Encoding
 from anyformer.cost import Cost
 from anyformer.errors import IncompatibleError
 from anyformer.forms import Form, Verdict, check
+from anyformer.mixer._explained import implied, products, score_terms, weighing
 from anyformer.mixer._prepared import prepared
 from anyformer.mixer.base import Mixer
 from anyformer.position.base import Position
@@ -67,10 +69,11 @@ class MultiHead(Mixer):
         self.position = position
         self.name = attention.name
         self.forms, self.outside, self.absolute = attention.forms, attention.outside, attention.absolute
-        self.refusal = attention.refusal
+        self.refusal, self.unscored = attention.refusal, attention.unscored
         self.causal, self.causal_refusal, self.cross = attention.causal, attention.causal_refusal, attention.cross
         self.fixed_width, self.estimates = attention.fixed_width, attention.estimates
-        self.documents, self.takes_flags = attention.documents, attention.takes_flags
+        self.documents, self.documents_refusal = attention.documents, attention.documents_refusal
+        self.takes_flags, self.flag_ids = attention.takes_flags, attention.flag_ids
         self.two_streams, self.streams_refusal = not attention.shares, "its keys are its queries"
         self.ordered = attention.ordered or Form.ROW in self.verdict.forms  # what stands between is read off slots
         self.decodes = "cache" if attention.keyed & set(self.verdict.forms) else attention.decodes
@@ -99,14 +102,58 @@ class MultiHead(Mixer):
 
     def mix(self, x: Float[Tensor, "b n c"], context: Context) -> Float[Tensor, "b r c"]:
         """The mixed sequence; see the class."""
+        q, k, v = self._heads(x, context)
+        q, k, v, facts = self._placed(q, k, v, x, context)
+        out = self.attention(q, k, v, facts)
+        if not self.attention.weights:
+            out = F.dropout(out, self.dropout, self.training)
+        if context.cache is not None:
+            context.cache.forget(self.attention.horizon if self.decodes == "cache" else 0)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """Those of its attention, explicit or implied; None where it weighs channels differently."""
+        q, k, v, facts = self._placed(*self._heads(x, context), x, context)
+        facts, keep = weighing(facts), context.queries.keep
+        real = keep if self.shortening is None else self.shortening.kept(keep)
+        return implied(lambda values: self.attention(q, k, values, facts), v, slots, real)
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """Content, rotation, bias and row, where its attention compares single pairs."""
+        attention = self.attention
+        if not attention.compares or not {Form.BIAS, Form.SCORE} & {*attention.forms}:
+            return super().pair_terms(x, context, slots)
+        bare_q, bare_k, v = self._heads(x, context)
+        q, k, _, facts = self._placed(bare_q, bare_k, v, x, context)
+        encoding = facts.encoding
+        if encoding.rotate is not None and attention.rotates == "self":
+            q, k = encoding.rotate(q, k)
+        softcap = None
+        if isinstance(attention, Softmax):
+            softcap, facts = attention.softcap, replace(facts, pattern=attention.pattern)
+        scale = bare_q.shape[-1] ** -0.5 if encoding.scale is None else encoding.scale
+        return score_terms(products(scale, softcap), (bare_q, bare_k), (q, k), facts, slots)
+
+    def _heads(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b h n d], keys and values [b k m d] of the new tokens, normalised and without a position."""
         q, v = self.q(x), self.v(context.x)
         k = v if self.k is None else self.k(context.x)  # with shared keys a stand-in of the right width
-        new_keys = context.queries if context.cache is not None else context.keys
         if Form.SHIFT in self.verdict.forms:
+            new_keys = context.queries if context.cache is not None else context.keys
             q, k, v = shifted(self.position, (q, k, v), context.queries, new_keys, context.layer, context.cache)
         q = self.q_norm(_split(q, self.site.heads))
         k = q if self.k is None else self.k_norm(_split(k, self.site.kv_heads))
-        v = _split(v, self.site.kv_heads)
+        return q, k, _split(v, self.site.kv_heads)
+
+    def _placed(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor, Context]:
+        """What the attention is given: queries, the keys and values of all tokens so far, and the context."""
+        new_keys = context.queries if context.cache is not None else context.keys
         newest = self._encoding(context.queries, new_keys)
         if newest.rotate is not None and self.attention.rotates == "before":
             q, k = newest.rotate(q, k)
@@ -117,13 +164,7 @@ class MultiHead(Mixer):
             k = context.cache.extend("k", k.transpose(1, 2)).transpose(1, 2)
             v = context.cache.extend("v", v.transpose(1, 2)).transpose(1, 2)
             encoding = self._encoding(context.queries, context.keys, facts)
-        context = replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
-        out = self.attention(q, k, v, context)
-        if not self.attention.weights:
-            out = F.dropout(out, self.dropout, self.training)
-        if context.cache is not None:
-            context.cache.forget(self.attention.horizon if self.decodes == "cache" else 0)
-        return self.o(out.transpose(1, 2).flatten(2))
+        return q, k, v, replace(context, encoding=encoding, dropout=self.dropout if self.training else 0.0)
 
     def _encoding(self, queries: Side, keys: Side, facts: Tensor | None = None) -> Encoding:
         return bind(self.position, self.verdict.forms, queries, keys, facts)

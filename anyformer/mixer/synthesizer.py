@@ -30,6 +30,7 @@ from anyformer.mixer.base import Mixer
 from anyformer.ops.left import leftmost
 from anyformer.ops.softmax import fused, repeat_heads
 from anyformer.pattern.pairs import pairs
+from anyformer.side import take
 from anyformer.site import Site
 from anyformer.typing import Size
 
@@ -123,6 +124,22 @@ class Synthesizer(Mixer):
         allowed = None if triangle else pairs(context, 1)
         return weighed_products(*self.dense.factors(x, m), v, allowed, triangle, dropout)
 
+    def pair_weights(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> Float[Tensor, "b h r m"] | None:
+        """Its softmax weights."""
+        terms = self.pair_terms(x, context, slots)
+        rows = replace(context, queries=context.queries.take(slots))
+        return softmax(torch.stack(list(terms.values())).sum(dim=0), pairs(rows, 1))
+
+    def pair_terms(
+        self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
+    ) -> dict[str, Float[Tensor, "b h r m"]]:
+        """Its parts times their shares, of all places: "dense", "random", and of a dot part "content"."""
+        k = None if self.k is None else self.k(x)
+        parts = self._parts(take(x, slots), k, take(context.queries.places, slots), context.keys.length)
+        return {name: part.expand(len(x), -1, -1, -1) for name, part in parts.items()}
+
     def logits(
         self, x: Float[Tensor, "b n c"], k: Float[Tensor, "b m kd"] | None, places: Int[Tensor, "#b n"], m: int
     ) -> Float[Tensor, "#b h n m"]:
@@ -132,18 +149,23 @@ class Synthesizer(Mixer):
             x: the tokens of the queries.  k: keys of a dot part, heads merged.  places: those of the queries.
             m: number of keys, at places 0 to m - 1.
         """
-        parts = []
+        weighted = list(self._parts(x, k, places, m).values())
+        return sum(weighted[1:], weighted[0])
+
+    def _parts(self, x: Tensor, k: Tensor | None, places: Tensor, m: int) -> dict[str, Tensor]:
+        """The parts of `logits` by name, with their shares."""
+        parts = {}
         if self.dense is not None:
-            parts.append(self.dense(x, m))
+            parts["dense"] = self.dense(x, m)
         if self.random is not None:
-            parts.append(self.random(places, m))
+            parts["random"] = self.random(places, m)
         if self.q is not None and k is not None:
             queries, keys = (part.unflatten(-1, (-1, self.site.head_dim)).transpose(1, 2) for part in (self.q(x), k))
-            parts.append(queries @ repeat_heads(keys, self.site.heads).mT * self.site.head_dim**-0.5)
+            parts["content"] = queries @ repeat_heads(keys, self.site.heads).mT * self.site.head_dim**-0.5
         if self.shares is None:
-            return parts[0]
-        weighted = [share * part for share, part in zip(torch.softmax(self.shares, dim=0), parts, strict=True)]
-        return sum(weighted[1:], weighted[0])
+            return parts
+        shares = torch.softmax(self.shares, dim=0)
+        return {name: share * part for share, (name, part) in zip(shares, parts.items(), strict=True)}
 
 
 class Dense(nn.Module):
@@ -227,6 +249,16 @@ def weighed_products(
     return out[..., :value]
 
 
+def softmax(logits: Float[Tensor, "#b h n m"], allowed: Bool[Tensor, "#b 1 #n m"] | None) -> Float[Tensor, "b h n m"]:
+    """Softmax of the allowed logits, in the wider of float32 and their dtype; a row without any gives 0."""
+    logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
+    if allowed is None:
+        return torch.softmax(logits, dim=-1)
+    hidden = ~allowed
+    weights = torch.softmax(logits.masked_fill(hidden, torch.finfo(logits.dtype).min), dim=-1)
+    return weights.masked_fill(hidden, 0.0)
+
+
 def weighed(
     logits: Float[Tensor, "#b h n m"],
     allowed: Bool[Tensor, "#b 1 #n m"] | None,
@@ -234,13 +266,7 @@ def weighed(
     dropout: float,
 ) -> Float[Tensor, "b h n v"]:
     """Softmax of the allowed logits times the values, in the wider of float32 and their dtype; a row without any gives 0."""
-    logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
-    if allowed is None:
-        weights = torch.softmax(logits, dim=-1)
-    else:
-        hidden = ~allowed
-        weights = torch.softmax(logits.masked_fill(hidden, torch.finfo(logits.dtype).min), dim=-1)
-        weights = weights.masked_fill(hidden, 0.0)
+    weights = softmax(logits, allowed)
     if dropout:  # each row of the batch draws its own
         weights = F.dropout(weights.expand(len(v), -1, -1, -1), dropout)
     # not `@`: it rounds broadcast products differently where a gradient is needed

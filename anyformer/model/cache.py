@@ -18,11 +18,13 @@ class Cache:
         tokens: the places, positions, padding and documents of the tokens so far, for the embedding, and what encodings
             that read neighbours keep of them; it holds no slots.
         layers: the caches of the blocks.
+        registers: number of learned tokens before the first one, which blocks see and `length` does not count.
     """
 
-    def __init__(self, tokens: LayerCache, layers: Sequence[LayerCache]) -> None:
+    def __init__(self, tokens: LayerCache, layers: Sequence[LayerCache], registers: int = 0) -> None:
         self.tokens = tokens
         self.layers = list(layers)
+        self.registers = registers
 
     def __repr__(self) -> str:
         return f"Cache(batch_size={self.batch_size}, length={self.length}, layers={len(self.layers)})"
@@ -50,15 +52,15 @@ class Cache:
 
     def copy(self) -> "Cache":
         """An independent cache with the same content, to continue twice from one point."""
-        return Cache(self.tokens.copy(), [layer.copy() for layer in self.layers])
+        return Cache(self.tokens.copy(), [layer.copy() for layer in self.layers], self.registers)
 
     def share(self) -> "Cache":
         """A second cache over the same tensors, at no cost: extending one leaves the other as it was."""
-        return Cache(self.tokens.share(), [layer.share() for layer in self.layers])
+        return Cache(self.tokens.share(), [layer.share() for layer in self.layers], self.registers)
 
     def detach(self) -> "Cache":
         """The same content cut off from the graph, for training segment by segment."""
-        return Cache(self.tokens.detach(), [layer.detach() for layer in self.layers])
+        return Cache(self.tokens.detach(), [layer.detach() for layer in self.layers], self.registers)
 
     def select(self, rows: Int[Tensor, " r"] | Sequence[int]) -> "Cache":
         """The given rows of the batch, in that order, repeats allowed (for beams).
@@ -75,7 +77,7 @@ class Cache:
             raise ValueError(f"select: expected rows from 0 to {self.batch_size - 1}, got {chosen}")
         held = self.tokens.count if self.tokens.count is not None else torch.empty(0)
         index = torch.tensor(chosen, dtype=torch.int64, device=held.device)
-        return Cache(self.tokens.select(index), [layer.select(index) for layer in self.layers])
+        return Cache(self.tokens.select(index), [layer.select(index) for layer in self.layers], self.registers)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens only, to go back to an earlier point; all blocks go back or none does.
@@ -85,8 +87,9 @@ class Cache:
                 has forgotten tokens out of its reach (copy the cache before the point of return instead).
         """
         earlier = self.share()
-        for layer in (earlier.tokens, *earlier.layers):
-            layer.crop(length)
+        earlier.tokens.crop(length)
+        for layer in earlier.layers:
+            layer.crop(length + self.registers if length else 0)  # an empty cache gets them with its first tokens
         self.adopt(earlier)
 
     def adopt(self, other: "Cache") -> None:

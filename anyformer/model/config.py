@@ -29,7 +29,9 @@ class ModelConfig(Config):
             block that runs twice with absolute positions in its queries, `enhanced_mlm(passes=2, position=learned)`.
         outputs: width of the head; None: vocab. A classifier needs its number of classes here.
         causal: whether a token may look at earlier tokens only; None: True for the head "lm", else False.
-        max_length: longest sequence in tokens that tables and projections are made for.
+        max_length: longest sequence in tokens, registers included, that tables and projections are made for.
+        registers: learned tokens before each row, at places 0 to registers - 1, without a position and dropped from the output:
+            `Local(64) | Global([0, 1])` makes two of them global tokens that are no part of the text.
         norm: "rms" or "layer", before every branch and before the head.
         feed_forward: "swiglu" or "gelu"; both have 8 dim^2 weights (rounded up to a hidden width of whole eights).
         qk_norm: whether queries and keys are RMS-normalised per head.
@@ -58,6 +60,7 @@ class ModelConfig(Config):
     outputs: Size | None = None
     causal: bool | None = None
     max_length: Size = 2048
+    registers: Count = 0
     norm: Literal["rms", "layer"] = "rms"
     feed_forward: Literal["swiglu", "gelu"] = "swiglu"
     qk_norm: bool = False

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anyformer.attention.base import Attention
 from anyformer.context import LayerCache, truths
-from anyformer.errors import IncompatibleError
+from anyformer.errors import IncompatibleError, SpecError
 from anyformer.mixer.base import Mixer
 from anyformer.model.block import Block
 from anyformer.model.build import added_at_embedding, build_mixer, build_position
@@ -130,6 +130,33 @@ def admit_shortening(mixers: Sequence[Mixer], positions: Sequence[Position], nee
                 f"{shorter}, which have no row and no column for {on_grid} in the blocks after it; "
                 "use an encoding of one number a token such as rope or sinusoidal, or leave out queries=..."
             )
+
+
+def admit_flag_ids(mixers: Iterable[Mixer], vocab: int | None) -> None:
+    """Refuse mixers that flag tokens by ids which these do not have.
+
+    Args:
+        vocab: number of token ids; None: what they mix has none.
+
+    Raises:
+        SpecError: an id beyond the vocabulary.
+        IncompatibleError: there are none at all, or the mixer comes after one that shortens.
+    """
+    shortened = False
+    for mixer in mixers:
+        if mixer.flag_ids:
+            flags = f"{mixer.name} flags tokens of ids {list(mixer.flag_ids)}"
+            if vocab is None:
+                raise IncompatibleError(f"{flags}, and images have no token ids; use Global([0]) for places")
+            if max(mixer.flag_ids) >= vocab:
+                raise SpecError(
+                    f"{flags}: expected ids from 0 to {vocab - 1} (vocab={vocab}), got {max(mixer.flag_ids)}"
+                )
+            if shortened:
+                raise IncompatibleError(
+                    f"{flags}, and an earlier block has shortened them to averages; put it into an earlier block"
+                )
+        shortened = shortened or mixer.shortening is not None
 
 
 def _draws(part: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from anyformer.model.generate import Chooser, extend
 from anyformer.model.head import build_head
 from anyformer.model.initial import draw_shared, query_gain, seeded
 from anyformer.model.parts import (
+    admit_flag_ids,
     admit_shortening,
     build_block,
     build_positions,
@@ -33,6 +34,7 @@ from anyformer.model.parts import (
     share_parts,
     steps,
 )
+from anyformer.model.registers import build_registers
 from anyformer.position.base import Position
 
 
@@ -65,8 +67,12 @@ class Transformer(nn.Module):
             share_parts(config, self._mixers())
             self.norm = build_norm(config.norm, config.dim)
             self.head = build_head(config.head, config.dim, config.width, config.norm, config.site())
+            self.registers = build_registers(config, self.head)
             needing = None if self.head.pools else f'head="{config.head}" scores every token; use head="classifier"'
+            if self.registers is not None:
+                needing = f"registers ({config.registers} here) are told by their place; use registers=0"
             admit_shortening(self._mixers(), positions, needing)
+            admit_flag_ids(self._mixers(), config.vocab)
             if self.head.decoder is not None:
                 self.head.decoder.admit(self._mixers()[-1])
         draw_shared(
@@ -97,7 +103,7 @@ class Transformer(nn.Module):
             positions: position of each token, on a grid `[b n 2]` its row and column; None: the number of real tokens before
                 it, from 0 again in each document.
             no_position: tokens without a position (class and register tokens), whatever `positions` says of them.
-            global_mask: tokens flagged as global, for the blocks whose attention reads flags.
+            global_mask: tokens flagged as global, for the blocks whose attention reads flags, beside those it flags by their ids.
             cache: what earlier calls left (`new_cache`); it is extended in place, or left alone where this call raises.
 
         Raises:
@@ -153,6 +159,7 @@ class Transformer(nn.Module):
         tokens = tokens.to(torch.int64)
         queries, _ = sides(n, tokens.device, parts, remembered, parts["keep"])
         x = self.embedding(tokens, queries, remembered)
+        first = past is None or not past.layers[0].seen
         drawn = draw_positions(self._mixers(), queries)
         again = self.config.checkpointing and torch.is_grad_enabled() and past is None
         facts = {
@@ -163,10 +170,13 @@ class Transformer(nn.Module):
             "no_position": no_position,
             "global_mask": truths("global_mask", global_mask),
         }
+        if self.registers is not None:
+            x, facts = self.registers(x) if first else x, self.registers.facts(facts, queries, first=first)
         *earlier, last = steps(self.blocks, drawn, None if past is None else past.layers, facts, again=again)
         for step in earlier:
             x = step(x)
         x = self.head.finish(x, queries, last)
+        x = x[:, self.config.registers :] if first and self.registers is not None else x
         if cache is not None and past is not None:
             cache.adopt(past)
         return self.norm(x)
@@ -184,7 +194,8 @@ class Transformer(nn.Module):
             raise IncompatibleError(
                 f"{self.head.cacheless} and cannot continue one from a cache; call the model without one"
             )
-        return Cache(LayerCache(batch_size), [mixer.new_cache(batch_size) for mixer in self._mixers()])
+        layers = [mixer.new_cache(batch_size) for mixer in self._mixers()]
+        return Cache(LayerCache(batch_size), layers, self.config.registers)
 
     @torch.no_grad()
     def generate(
@@ -247,12 +258,12 @@ class Transformer(nn.Module):
         """For each layer, what the asked rows take from each token; nothing of the size n x n is made. With the head enhanced_mlm
         the last block comes once a pass, so that the list has depth - 1 + passes entries, those of the passes at its end.
 
-        For an attention these are the weights of its values, explicit or implied; where there are none (a mixer without values, or
+        These are the weights of the values by head, explicit or implied; where there are none (a mixer without values, or
         channels weighted differently) the influence |d out_i / d x_j|, as one head, each row scaled to the sum 1. From a block on
         that shortens, rows are its averages, and so are tokens in the blocks after it.
 
         Args:
-            tokens: token ids.  rows: tokens asked for, from 0.  heads: heads asked for; None: all.
+            tokens: token ids.  rows: tokens asked for, from 0, registers first.  heads: heads asked for; None: all.
             attention_mask, document_ids, positions, no_position, global_mask: as for `forward`.
 
         Raises:
@@ -275,12 +286,12 @@ class Transformer(nn.Module):
         global_mask: Bool[Tensor, "b n"] | Int[Tensor, "b n"] | None = None,
     ) -> list[dict[str, Float[Tensor, "b h r _"]]]:
         """For each layer, the terms that the scores of the asked rows are the sum of: "content", and of the position encoding
-        "rotation", "bias" and "row", where there are such.
+        "rotation", "bias" and "row", where there are such; of a synthesizer "dense", "random" and "content".
 
         Arguments, errors and the order of layers are those of `explain`.
 
         Raises:
-            IncompatibleError: a layer scores no pairs.
+            IncompatibleError: no score of a layer belongs to a pair.
         """
         facts = {"attention_mask": attention_mask, "document_ids": document_ids, "positions": positions}
         facts |= {"no_position": no_position, "global_mask": global_mask}

@@ -29,7 +29,15 @@ from anyformer.model.embedding import placed
 from anyformer.model.explain import calls_of, weights
 from anyformer.model.head import Head
 from anyformer.model.initial import draw_shared, query_gain, seeded
-from anyformer.model.parts import admit_shortening, build_block, build_positions, draw_positions, share_parts, steps
+from anyformer.model.parts import (
+    admit_flag_ids,
+    admit_shortening,
+    build_block,
+    build_positions,
+    draw_positions,
+    share_parts,
+    steps,
+)
 from anyformer.model.vit_config import VitConfig
 from anyformer.position.base import Position
 from anyformer.side import Side, grid
@@ -104,6 +112,7 @@ class Vit(nn.Module):
             share_parts(body, self._mixers())
             needing = f"class and register tokens ({config.placeless} here) are told by their place; use pool=mean, registers=0"
             admit_shortening(self._mixers(), positions, needing if config.placeless else None)
+            admit_flag_ids(self._mixers(), None)
             self.norm = build_norm(config.norm, config.dim)
             self.head = Head("classifier", config.dim, config.classes, config.norm)
         for each in positions:

@@ -1,12 +1,10 @@
 """The layout of arbitrary lists of key blocks: each block of rows against the key blocks gathered for it."""
 
-from functools import lru_cache
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer.ops.block_cut import MOST_KNOWN, Chunk, Lists, shared_chunks
 from anyformer.ops.skew import by_offset
 from anyformer.ops.tile import (
     DEAD,
@@ -16,45 +14,16 @@ from anyformer.ops.tile import (
     Scratch,
     document_numbers,
     document_rows,
+    fits,
     product,
     shut_documents,
     tiles_at_once,
     working_dtype,
 )
 
-_MOST_KNOWN = 2**16
-"""Entries of lists up to which their chunks are remembered: about 1 MB. Cutting costs some per cent of a call."""
-
-
-class Lists(NamedTuple):
-    """Which key blocks each block of rows reads, and which pairs in them; see `block_attention`."""
-
-    block: int
-    offsets: Tensor
-    keys: Tensor
-    partial: Tensor | None
-    masks: Tensor | None
-
-
-class Chunk(NamedTuple):
-    """C blocks of rows [C] and the W key blocks of each [C W], where short lists end in a block without keys."""
-
-    blocks: Tensor
-    keys: Tensor
-    entries: Tensor
-    """Flat indices into [C W] of the blocks that have a mask."""
-    masks: Tensor
-    """The masks of these blocks."""
-    short: bool
-    """Whether a list or a key block is shorter than its room."""
-    run: int
-    """The first key block when there is one list and it has no gaps, so that its keys are read in place; else -1."""
-    first: int
-    """The first block of rows when they follow each other, so that they are read and written in place; else -1."""
-
 
 class BlockTiles(Layout):
-    """Row block t holds the rows from t * block on, key block t those slots; one more key block is empty."""
+    """Row block t holds the rows from t * block on, key block t those slots; one more key block is closed."""
 
     def __init__(
         self,
@@ -71,17 +40,17 @@ class BlockTiles(Layout):
         self.globals = 0
         self.m, self.block = k.shape[2], lists.block
         self.row_blocks, self.key_blocks = -(-self.n // self.block), -(-self.m // self.block)
-        self.rows, self.slots = self.row_blocks * self.block, (self.key_blocks + 1) * self.block
+        self.rows, closed = self.row_blocks * self.block, (self.key_blocks + 1) * self.block
         # a block of gathered keys takes about as much of the cache as its scores
         self.at_once = tiles_at_once(2 * self.block**2, threads)
         self.scratch = Scratch(working_dtype(q), q.device)
         self.unreadable = keep is not None
-        readable = self._zeros(batch, self.slots, 1)
+        readable = self._zeros(batch, closed, 1)
         readable[:, : self.m, 0] = 1.0 if keep is None else keep.to(readable.dtype)
         self.closed = (1.0 - readable) * SHUT
         self.documents = None
         if documents is not None:
-            numbers, slots = document_numbers(documents), self._zeros(batch, self.slots, 1)
+            numbers, slots = document_numbers(documents), self._zeros(batch, closed, 1)
             slots[:, : self.m, 0] = numbers.to(slots.dtype)
             self.documents = document_rows(numbers, self.n, self._zeros(batch, self.rows, 1)), slots
         self.masks = None if lists.masks is None else (1.0 - lists.masks.to(self.scratch.dtype)) * SHUT
@@ -91,16 +60,30 @@ class BlockTiles(Layout):
         self._bias_head = self._d_bias_head = -1
         self._offsets, self._keys = lists.offsets.cpu().numpy(), lists.keys.cpu().numpy()
         self._partial = None if lists.partial is None else lists.partial.cpu().numpy()
+        # a list without keys reads the closed block
+        spare = bool((np.diff(self._offsets) == 0).any())
+        self.slots = (self.key_blocks + spare) * self.block
         self._chunks = self._known_chunks()
 
     def load(self, sample: int, source: Tensor, name: str) -> Tensor:
+        if not self.unreadable and fits(source, self.slots, self.scratch):
+            return source
         slots = self.scratch.take(name, self.slots, source.shape[-1])
         slots[: self.m] = source
         slots[self.m :].zero_()
-        return slots.masked_fill_(self.closed[sample] < 0, 0.0) if self.unreadable else slots
+        return slots.masked_fill_(self.closed[sample, : self.slots] < 0, 0.0) if self.unreadable else slots
+
+    def gradient_room(self, target: Tensor, name: str) -> Tensor:
+        in_place = fits(target, self.slots, self.scratch)
+        return (target if in_place else self.scratch.take(name, self.slots, target.shape[1])).zero_()
 
     def unload(self, sample: int, slots: Tensor, target: Tensor) -> None:
-        target.copy_(slots[: self.m])
+        if slots is not target:
+            target.copy_(slots[: self.m])
+
+    def shared(self, slots: Tensor) -> Tensor:
+        """None in this layout."""
+        return slots[:0]
 
     def chunks(self, sample: int, head: int) -> list[Chunk]:
         count = len(self._offsets)
@@ -117,7 +100,7 @@ class BlockTiles(Layout):
     def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
         if chunk.run >= 0:
             return slots[self._run(chunk)][None]
-        return self._gather(slots, chunk.keys.flatten(), name).view(chunk.keys.shape[0], -1, slots.shape[-1])
+        return self._gather(slots, chunk.read.flatten(), name).view(chunk.keys.shape[0], -1, slots.shape[-1])
 
     def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
         if chunk.first >= 0:
@@ -134,9 +117,9 @@ class BlockTiles(Layout):
             slots[self._run(chunk)].addmm_(columns[0], rows[0], alpha=scale)
         else:
             room = self.scratch.take("spread", *columns.shape[:2], rows.shape[2])
-            blocks = slots.view(self.key_blocks + 1, -1)
+            blocks = slots.view(-1, self.block * slots.shape[1])
             tile = product(columns, rows, scale, room)
-            blocks.index_add_(0, chunk.keys.flatten(), tile.view(-1, blocks.shape[1]))
+            blocks.index_add_(0, chunk.read.flatten(), tile.view(-1, blocks.shape[1]))
 
     def put_in(self, tile: Tensor, columns: Tensor) -> None:
         """None in this layout."""
@@ -146,6 +129,9 @@ class BlockTiles(Layout):
         return tile[..., :0]
 
     def restrict_globals(self, place: Place, columns: Tensor) -> None:
+        """None in this layout."""
+
+    def replaced(self, place: Place) -> None:
         """None in this layout."""
 
     def query_terms(self, place: Place, queries: Tensor, scores: Tensor, scale: float) -> None:
@@ -218,11 +204,11 @@ class BlockTiles(Layout):
 
     def _known_chunks(self) -> dict[int, list[Chunk]]:
         """The chunks of the same lists in earlier calls, by list, to be filled up; as the backward finds those of the forward."""
-        if len(self._keys) > _MOST_KNOWN:
+        if len(self._keys) > MOST_KNOWN:
             return {}
         partial = None if self._partial is None else self._partial.tobytes()
         lists = (self._offsets.shape, self._offsets.tobytes(), self._keys.tobytes(), partial)
-        return _shared_chunks(*lists, self.m, self.block, self.at_once, self.scratch.device)
+        return shared_chunks(*lists, self.m, self.block, self.at_once, self.scratch.device)
 
     def _cut(self, offsets: np.ndarray) -> list[Chunk]:
         """Longest lists first, so that the lists of a chunk are of one length or nearly."""
@@ -242,8 +228,10 @@ class BlockTiles(Layout):
         listed = entries < offsets[blocks + 1, None]
         entries[~listed] = 0
         keys, masks = np.full(entries.shape, self.key_blocks), np.full(entries.shape, -1)
+        read = keys
         if len(self._keys):
             keys = np.where(listed, self._keys[entries], keys)
+            read = np.where(keys == self.key_blocks, keys[:, :1], keys)
             masks = masks if self._partial is None else np.where(listed, self._partial[entries], masks)
         short = self.key_blocks - 1 if self.m % self.block else self.key_blocks
         masked = np.flatnonzero(masks >= 0)
@@ -254,6 +242,7 @@ class BlockTiles(Layout):
             keys=self._index(keys),
             entries=self._index(masked),
             masks=self._index(masks.flat[masked]),
+            read=self._index(read),
             short=bool((keys >= short).any()),
             run=int(keys[0, 0]) if run else -1,
             first=int(blocks[0]) if in_order else -1,
@@ -313,18 +302,3 @@ class BlockTiles(Layout):
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
-
-
-@lru_cache(maxsize=16)
-def _shared_chunks(
-    shape: tuple[int, ...],
-    offsets: bytes,
-    keys: bytes,
-    partial: bytes | None,
-    m: int,
-    block: int,
-    at_once: int,
-    device: torch.device,
-) -> dict[int, list[Chunk]]:
-    """One dictionary for all calls that would cut alike."""
-    return {}

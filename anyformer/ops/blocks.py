@@ -5,7 +5,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from anyformer.ops import tile, tile_passes
-from anyformer.ops.block_tiles import BlockTiles, Lists
+from anyformer.ops.block_cut import Lists
+from anyformer.ops.block_tiles import BlockTiles
 from anyformer.ops.node import node, refuse_second_derivative
 
 

@@ -1,9 +1,10 @@
 """Softmax attention inside buckets, forward and backward, a round of hashing and a few tiles at a time.
 
-The tokens of a head stand in the order of a round's buckets. A tile of `size` of them reads a window of that order: two tiles
-before its own, its own, and one after unless causal. In the window a query meets the keys whose chunk has its own chunk's number
-or the one below, itself excepted, when causal only those before it, and each in the first round that they meet in. With S the
-scores of a round, L_r the log of a row's normaliser in it and L that of all rounds,
+The tokens of a head stand in the order of a round's buckets. A tile of `size` of them, or of half as many where that is enough for
+fast products, reads a window of that order: the 2 * size before it, itself, and the `size` after it unless causal. In the window a
+query meets the keys whose chunk has its own chunk's number or the one below, itself excepted, when causal only those before it, and
+each in the first round that they meet in. With S the scores of a round, L_r the log of a row's normaliser in it and L that of all
+rounds,
 
     P = exp(S - L) = softmax(S) exp(L_r - L),    dS = P (dO V^T - dO . O),    dQ = scale dS K,    dK = scale dS^T Q,    dV = P^T dO
 
@@ -14,7 +15,7 @@ Whether chunks meet is told by whole numbers made additions to the scores, for a
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from anyformer.ops.pages import in_huge_pages
 from anyformer.ops.tile import APART, DEAD, SHUT, Scratch, tiles_at_once, working_dtype
 
 _FEW = 2**13  # tokens up to which the numbers of chunks fit in 16 bits
+_LEAST = 16  # rows of a tile from which on products are fast
 
 
 class Cut(NamedTuple):
@@ -37,9 +39,11 @@ class Head:
     """One head's tokens, and one round after the other their order."""
 
     def __init__(self, q: Tensor, causal: bool, size: int):
+        halves = 2 if size % 2 == 0 and size >= 2 * _LEAST else 1
+        self.before, size = 2 * size, size // halves
         self.n, self.size, self.causal = q.shape[2], size, causal
         self.tiles = -(-self.n // size)
-        self.parts = 3 if causal else 4
+        self.parts = 1 + (2 if causal else 3) * halves
         self.window = self.parts * size
         self.rows, self.slots = self.tiles * size, (self.tiles + self.parts - 1) * size
         self.work = Scratch(working_dtype(q), q.device)
@@ -47,34 +51,36 @@ class Head:
         self.at_once = tiles_at_once(2 * size * self.window, threads)  # weights and their gradient
         self.whole = torch.int16 if self.n <= _FEW else torch.int32
         own = torch.zeros(size, self.window, dtype=self.work.dtype, device=q.device)
-        places = torch.arange(self.window, device=q.device) - 2 * size - torch.arange(size, device=q.device)[:, None]
+        places = torch.arange(self.window, device=q.device) - self.before - torch.arange(size, device=q.device)[:, None]
         self.shut = own.masked_fill_(places >= 0 if causal else places == 0, SHUT)[None]
         """What is added to the scores of a tile: a token does not read itself, and when causal nothing after it."""
 
     def enter(self, order: Tensor, chunk: Tensor) -> None:
         """Take a round: the tokens [n] in its order, and the numbers of their chunks [rounds n] in all rounds up to this one."""
         self.order = order
+        places = torch.arange(self.n, device=order.device)
+        self.back = self.work.take("back", self.n, dtype=torch.int64).scatter_(0, order, places)
         numbers = chunk[:, order]
         far = 2 * self.n + 4  # a number that no query has
         shape = len(numbers), self.rows
         self.q_numbers = self.work.take(f"q{len(numbers)}", *shape, dtype=self.whole).fill_(-1)
         self.k_numbers = self.work.take(f"k{len(numbers)}", len(numbers), self.slots, dtype=self.whole).fill_(far)
         self.q_numbers[:, : self.n] = numbers
-        self.k_numbers[:, 2 * self.size : 2 * self.size + self.n] = numbers.masked_fill(numbers < 0, far)
+        self.k_numbers[:, self.before : self.before + self.n] = numbers.masked_fill(numbers < 0, far)
 
     def sorted(self, x: Tensor, name: str) -> Tensor:
         """Rows [n w] in the round's order, [rows w]; zeros after the last."""
         room = self.work.take(name, self.rows, x.shape[1])
         room[self.n :].zero_()
-        room[: self.n] = x.index_select(0, self.order)
+        _moved(x, self.order, room[: self.n])
         return room
 
     def padded(self, x: Tensor, name: str) -> Tensor:
         """Keys or values [n w] in the round's order with room for the windows around them, [slots w]."""
-        room, first = self.work.take(name, self.slots, x.shape[1]), 2 * self.size
+        room, first = self.work.take(name, self.slots, x.shape[1]), self.before
         room[:first].zero_()
         room[first + self.n :].zero_()
-        room[first : first + self.n] = x.index_select(0, self.order)
+        _moved(x, self.order, room[first : first + self.n])
         return room
 
     def cuts(self) -> Iterator[Cut]:
@@ -98,6 +104,14 @@ class Head:
         for part in range(self.parts):
             at = slice(part * self.size, (part + 1) * self.size)
             by_part[cut.start + part : cut.stop + part].add_(windows[:, at])
+
+    def give_back(self, parts: Sequence[Tensor], totals: Sequence[Tensor], *, anew: bool) -> None:
+        """Add rows [n w] in the round's order to those in the order of the tokens, which hold nothing yet if `anew`."""
+        for part, total in zip(parts, totals, strict=True):
+            if anew:
+                _moved(part, self.back, total)
+            else:
+                total.index_add_(0, self.order, part)
 
     def weigh(self, q: Tensor, k: Tensor, scale: float, cut: Cut) -> tuple[Tensor, Tensor]:
         """The weights [tiles size window] of a round, and the log of each row's normaliser [tiles size 1]: -inf without keys."""
@@ -148,8 +162,8 @@ def forward(
                 weights, log = head.weigh(queries, keys, scale, cut)
                 torch.bmm(weights, head.windows(values, cut), out=head.tiled(rows, cut))
                 head.tiled(logs, cut).copy_(log)
-            outs[number].index_copy_(0, head.order, rows[:n])
-            lses[number].index_copy_(0, head.order, logs[:n, 0])
+            _moved(rows[:n], head.back, outs[number])
+            _moved(logs[:n, 0], head.back, lses[number])
         if rounds > 1:
             torch.logsumexp(lses, 0, out=lse[at])
             share = lses.sub_(lse[at].nan_to_num(neginf=0.0)).exp_().unsqueeze(-1)
@@ -181,10 +195,10 @@ def backward(
     for at in itertools.product(range(q.shape[0]), range(q.shape[1])):
         alone = lse[at] == -math.inf
         logs = lse[at].masked_fill(alone, 0.0).unsqueeze(-1)
-        total_q, total_k, total_v = (
-            work.take(name, n, x.shape[3]).zero_() for name, x in (("tq", q), ("tk", k), ("tv", v))
-        )
-        total_v[alone] = _own(d_out[at], chunk[at][0])[alone]
+        totals = [
+            x[at] if x.dtype == work.dtype else work.take(name, n, x.shape[3])
+            for name, x in (("tq", d_q), ("tk", d_k), ("tv", d_v))
+        ]
         for number in range(rounds):
             head.enter(order[at][number], chunk[at][: number + 1])
             queries, keys, values = head.sorted(q[at], "q"), head.padded(k[at], "k"), head.padded(v[at], "v")
@@ -212,12 +226,22 @@ def backward(
                 torch.bmm(d_scores, head.windows(keys, cut), out=head.tiled(rows, cut))
                 spread = work.take("spread_k", *head.windows(keys, cut).shape)
                 head.spread(torch.bmm(d_scores.mT, head.tiled(queries, cut), out=spread), slots_k, cut)
-            first = 2 * size
-            total_q.index_add_(0, head.order, rows[:n])
-            total_k.index_add_(0, head.order, slots_k[first : first + n])
-            total_v.index_add_(0, head.order, slots_v[first : first + n])
-        d_q[at], d_k[at], d_v[at] = total_q.mul_(scale), total_k.mul_(scale), total_v
+            first = slice(head.before, head.before + n)
+            parts = rows.mul_(scale)[:n], slots_k.mul_(scale)[first], slots_v[first]
+            head.give_back(parts, totals, anew=number == 0)
+        totals[2][alone] += _own(d_out[at], chunk[at][0])[alone].to(work.dtype)
+        for total, x in zip(totals, (d_q, d_k, d_v), strict=True):
+            if x.dtype != work.dtype:
+                x[at] = total
     return d_q, d_k, d_v
+
+
+def _moved(x: Tensor, order: Tensor, room: Tensor) -> None:
+    """Write the rows of x in an order into the room, in its dtype."""
+    if x.dtype == room.dtype:
+        torch.index_select(x, 0, order, out=room)
+    else:
+        room.copy_(x.index_select(0, order))
 
 
 def _own(x: Tensor, chunk: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from anyformer.ops.rows import with_full_rows
 from anyformer.ops.softmax import dense, repeat_heads
 from anyformer.ops.tile import working_dtype
 from anyformer.ops.window_cut import block_rows
@@ -29,24 +30,26 @@ def window_attention_composite(
     key_table: Float[Tensor, "h o d"] | None = None,
     global_keys: Int[Tensor, "b g"] | None = None,
     global_bias: Float[Tensor, "#b h n g"] | None = None,
+    full_rows: Int[Tensor, "b f"] | None = None,
+    full_bias: Float[Tensor, "#b #h f m"] | None = None,
     scale: float,
     softcap: float | None = None,
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]:
     """`window_attention` with the weights of all windows in memory: O(n * (left + right)). Needs at least one key."""
     (batch, heads, n, _), m, right = q.shape, k.shape[2], 0 if causal else right
+    given, wide = (q, k, v), working_dtype(q)
     k, v = (repeat_heads(x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0), heads) for x in (k, v))
     q = q if asking is None else q.masked_fill(~asking[:, None, :, None], 0.0)
-    tables = (None if x is None else x[:, : left + right + 1] for x in (bias, query_table, value_table, key_table))
-    bias, query_table, value_table, key_table = tables
+    bias, query_table, value_table, key_table = (
+        None if x is None else x[:, : left + right + 1] for x in (bias, query_table, value_table, key_table)
+    )
     cut = WindowCut(n, m, left, right, q.device)
-
-    logits = cut.rows(q.to(wide := working_dtype(q))) @ cut.keys(k.to(wide)).mT  # [b h t q s]
+    logits = cut.rows(q.to(wide)) @ cut.keys(k.to(wide)).mT  # [b h t q s]
     if query_table is not None:
         logits = logits + cut.pick(cut.rows(q.to(wide)) @ query_table.to(wide).mT[:, None])
     if key_table is not None:
-        met = k.to(wide) @ key_table.to(wide).mT  # [b h m o]
-        logits = logits + cut.pick_by_key(cut.keys(met))
+        logits = logits + cut.pick_by_key(cut.keys(k.to(wide) @ key_table.to(wide).mT))
     logits = capped(logits * scale, softcap)
     if bias is not None:
         logits = logits + cut.pick(bias.to(wide)[None, :, None, None].expand(batch, -1, *logits.shape[2:4], -1))
@@ -60,17 +63,12 @@ def window_attention_composite(
     values = cut.keys(v.to(wide))
 
     if global_keys is not None:
-        index = global_keys.clamp(min=0)
-        far_keys, far_values = (x.to(wide).gather(2, _picked(index, x)) for x in (k, v))  # [b h g d]
-        far = capped(q.to(wide) @ far_keys.mT * scale, softcap)  # [b h n g]
-        far = far if global_bias is None else far + global_bias.to(wide)
-        offset = global_keys[:, None] - torch.arange(m - n, m, device=q.device)[:, None]  # [b n g]
-        seen = (global_keys >= 0)[:, None] & ((offset < -left) | (offset > right))
-        seen = seen & (offset <= 0) if causal else seen
-        seen = seen if keep is None else seen & keep.gather(1, index)[:, None]
+        seen = _seen(global_keys, n, m, left, right, causal, keep)
         if documents is not None and rows_documents is not None:
-            seen = seen & (rows_documents[:, 0] == documents.gather(1, index)[:, None])
-        far = far.masked_fill(~seen[:, None], -math.inf)
+            seen = seen & (rows_documents[:, 0] == documents.gather(1, global_keys.clamp(min=0))[:, None])
+        far_keys, far_values = (x.to(wide).gather(2, _picked(global_keys.clamp(min=0), x)) for x in (k, v))  # [b h g d]
+        far = capped(q.to(wide) @ far_keys.mT * scale, softcap)  # [b h n g]
+        far = (far if global_bias is None else far + global_bias.to(wide)).masked_fill(~seen[:, None], -math.inf)
         logits = torch.cat([logits, cut.rows(far)], -1)
         values = torch.cat([values, far_values[:, :, None].expand(-1, -1, values.shape[2], -1, -1)], -2)
 
@@ -83,7 +81,28 @@ def window_attention_composite(
     out = weights @ values
     if value_table is not None:
         out = out + cut.sums(weights[..., :columns]) @ value_table.to(wide)[:, None]
-    return out.flatten(2, 3)[:, :, :n].to(q.dtype), lse.flatten(2, 4)[:, :, :n]
+    result = out.flatten(2, 3)[:, :, :n].to(q.dtype), lse.flatten(2, 4)[:, :, :n]
+    if full_rows is None:
+        return result
+    full_rows = full_rows if asking is None else torch.where(asking.gather(1, full_rows.clamp(min=0)), full_rows, -1)
+    hiding, rule = {"keep": keep, "documents": documents}, {"scale": scale, "softcap": softcap, "dropout": dropout}
+    return with_full_rows(*result, *given, rows=full_rows, bias=full_bias, **hiding, **rule)
+
+
+def _seen(
+    global_keys: Int[Tensor, "b g"],
+    n: int,
+    m: int,
+    left: int,
+    right: int,
+    causal: bool,
+    keep: Bool[Tensor, "b m"] | None,
+) -> Bool[Tensor, "b n g"]:
+    """Which global keys a row meets beside its window."""
+    offset = global_keys[:, None] - torch.arange(m - n, m, device=global_keys.device)[:, None]
+    seen = (global_keys >= 0)[:, None] & ((offset < -left) | (offset > right))
+    seen = seen & (offset <= 0) if causal else seen
+    return seen if keep is None else seen & keep.gather(1, global_keys.clamp(min=0))[:, None]
 
 
 def block_attention_composite(

@@ -132,10 +132,13 @@ class Cut:
         self.batch, self.heads, self.n = k.shape[:3]
         self.chunks = -(-self.n // chunk)
         self.chunk = -(-self.n // max(self.chunks, 1)) or 1
+        self.slight = self.chunks <= SEGMENT // 2 and k.shape[3] <= CHUNK
 
     def groups(self, device: torch.device) -> Iterator[Group]:
         """Enough rows at once to keep all threads busy, few enough to stay in the cache."""
         tiles = 16 * torch.get_num_threads() if device.type == "cpu" else 4096
+        if self.slight:  # so little work a row that calls would cost more than what leaves the cache
+            tiles = max(tiles, 64)
         rows = max(1, tiles // max(1, min(self.chunks, SEGMENT)))
         samples, heads = max(1, rows // self.heads), min(rows, self.heads)
         for b0 in range(0, self.batch, samples):

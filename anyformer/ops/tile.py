@@ -42,11 +42,11 @@ class Place(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """One head's padded queries [rows d], keys [slots d] and values [slots v], or their gradients."""
+    """One head's padded queries [rows d], and keys [slots d] and values [slots v] as the layout holds slots; or their gradients."""
 
     queries: Tensor
-    keys: Tensor
-    values: Tensor
+    keys: Any
+    values: Any
 
 
 class Scratch:
@@ -96,12 +96,20 @@ class Layout(ABC):
     scratch: Scratch
 
     @abstractmethod
-    def load(self, sample: int, source: Tensor, name: str) -> Tensor:
-        """Keys or values [m d] -> [slots d], padding and unreadable keys 0."""
+    def load(self, sample: int, source: Tensor, name: str) -> Any:
+        """Keys or values [m d] -> [slots d], padding and unreadable keys 0; where they are, if possible."""
 
     @abstractmethod
-    def unload(self, sample: int, slots: Tensor, target: Tensor) -> None:
-        """The gradient of `load`: [slots d] -> [m d], overwriting it."""
+    def gradient_room(self, target: Tensor, name: str) -> Any:
+        """Slots [slots d] of zeros, to sum up a gradient in that ends in [m d]; there itself, if possible."""
+
+    @abstractmethod
+    def unload(self, sample: int, slots: Any, target: Tensor) -> None:
+        """The gradient of `load`: what was summed up in the target's `gradient_room` -> [m d], overwriting it."""
+
+    @abstractmethod
+    def shared(self, slots: Any) -> Tensor:
+        """The slots of global keys [g d]."""
 
     @abstractmethod
     def chunks(self, sample: int, head: int) -> Iterable[Any]:
@@ -112,7 +120,7 @@ class Layout(ABC):
         """[rows d] -> [C q d], a view where possible."""
 
     @abstractmethod
-    def keys(self, chunk: Any, slots: Tensor, name: str) -> Tensor:
+    def keys(self, chunk: Any, slots: Any, name: str) -> Tensor:
         """[slots d] -> [C s d], a view where possible."""
 
     @abstractmethod
@@ -124,7 +132,7 @@ class Layout(ABC):
         """Bring what was written into `room` to its place."""
 
     @abstractmethod
-    def spread(self, chunk: Any, weights: Tensor, rows: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+    def spread(self, chunk: Any, weights: Tensor, rows: Tensor, slots: Any, scale: float = 1.0) -> None:
         """Add scale * weights^T rows, [C q s] and [C q d], to the slots that `keys` reads."""
 
     @abstractmethod
@@ -146,11 +154,11 @@ class Layout(ABC):
         """Add the gradient of scale * R to d_queries and to the layout's tables."""
 
     @abstractmethod
-    def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
+    def key_terms(self, place: Place, slots: Any, scores: Tensor, scale: float) -> None:
         """Add scale times the terms of key and offset to the scores in place, given the keys [slots d]."""
 
     @abstractmethod
-    def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
+    def key_terms_backward(self, place: Place, slots: Any, d_scores: Tensor, d_slots: Any, scale: float) -> None:
         """Add their gradient to d_slots and to the layout's tables."""
 
     @abstractmethod
@@ -168,6 +176,10 @@ class Layout(ABC):
     @abstractmethod
     def restrict(self, place: Place, scores: Tensor) -> bool:
         """Add the rest of B to the scores in place; whether a row may now be without keys."""
+
+    @abstractmethod
+    def replaced(self, place: Place) -> Tensor | None:
+        """The rows [C q 1] of a chunk that come from elsewhere: these give 0 and get no gradient here; None: no row does."""
 
     @abstractmethod
     def restrict_globals(self, place: Place, columns: Tensor) -> None:
@@ -249,7 +261,7 @@ def shut_documents(scores: Tensor, rows: Tensor, keys: Tensor, scratch: Scratch)
 def load_rows(layout: Layout, source: Tensor, asking: Tensor | None, name: str) -> Tensor:
     """Rows [n d] -> [rows d], the source itself where possible; padding, and rows that do not ask, are 0."""
     n, width = source.shape
-    if asking is None and fits(layout, source):
+    if asking is None and fits(source, layout.rows, layout.scratch):
         return source
     rows = layout.scratch.take(name, layout.rows, width)
     rows[:n].copy_(source)
@@ -259,14 +271,16 @@ def load_rows(layout: Layout, source: Tensor, asking: Tensor | None, name: str) 
     return rows
 
 
-def fits(layout: Layout, rows: Tensor) -> bool:
-    """Whether the rows of a head can be worked on where they are."""
-    return rows.shape[0] == layout.rows and rows.dtype == layout.scratch.dtype and rows.is_contiguous()
+def fits(rows: Tensor, count: int, scratch: Scratch) -> bool:
+    """Whether so many rows of a head can be worked on where they are."""
+    return rows.shape[0] == count and rows.dtype == scratch.dtype and rows.is_contiguous()
 
 
 def result_rows(layout: Layout, target: Tensor, name: str) -> Tensor:
     """[rows d] to be filled for a target [n d], which is the target itself where possible."""
-    return target if fits(layout, target) else layout.scratch.take(name, layout.rows, target.shape[1])
+    return (
+        target if fits(target, layout.rows, layout.scratch) else layout.scratch.take(name, layout.rows, target.shape[1])
+    )
 
 
 def store_rows(rows: Tensor, target: Tensor) -> None:

@@ -14,6 +14,7 @@ Memory is O(n + m). Everything runs in the wider of float32 and the inputs' dtyp
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,8 @@ from anyformer.ops.tile import (
 )
 
 
-def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Tensor, rule: Rule, want_lse: bool):
-    """The weights [C q s] of one chunk, its rows without keys [C q 1] or None, and its lse [C q 1] or None."""
+def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Any, rule: Rule, want_lse: bool):
+    """The weights [C q s] of one chunk, its rows that give 0 [C q 1] or None, and its lse [C q 1] or None."""
     shape = (*queries.shape[:2], keys.shape[1])
     scores = layout.scratch.take("scores", *shape)
     terms = layout.terms(place)
@@ -51,11 +52,13 @@ def weigh(layout: Layout, place: Place, queries: Tensor, keys: Tensor, slots: Te
         layout.key_terms(place, slots, scores, rule.scale)
     may_die = layout.restrict(place, scores)
     if layout.globals:
-        score_globals(layout, place, queries, slots[: layout.globals], scores, rule)
+        score_globals(layout, place, queries, layout.shared(slots), scores, rule)
     dead = lse = top = None
     if may_die or want_lse:
         top = scores.amax(-1, keepdim=True)
         dead = top < DEAD
+    if (replaced := layout.replaced(place)) is not None:
+        dead = replaced if dead is None else dead | replaced
     torch.softmax(scores, -1, out=scores)
     if want_lse and top is not None and dead is not None:
         lse = (top - scores.amax(-1, keepdim=True).log_()).masked_fill_(dead, -math.inf)
@@ -84,7 +87,7 @@ def chunk_forward(
     tile, columns = layout.room(chunk, out, "o"), layout.take_out(weights) if layout.globals else None
     torch.bmm(weights, layout.keys(chunk, operands.values, "v"), out=tile)
     if columns is not None:
-        tile.flatten(0, 1).addmm_(columns.flatten(0, 1), operands.values[: layout.globals])
+        tile.flatten(0, 1).addmm_(columns.flatten(0, 1), layout.shared(operands.values))
     layout.value_terms(place, weights, tile)
     if dead is not None:
         tile.masked_fill_(dead, 0.0)
@@ -111,7 +114,7 @@ def chunk_backward(
     d_scores = torch.bmm(d_o, values.transpose(1, 2), out=work.take("d_scores", *weights.shape))
     layout.value_terms_backward(place, kept, d_o, d_scores)
     if layout.globals:
-        layout.put_in(d_scores, torch.matmul(d_o, operands.values[: layout.globals].t()))
+        layout.put_in(d_scores, torch.matmul(d_o, layout.shared(operands.values).t()))
     if multiplier is not None:
         d_scores.mul_(multiplier)
     torch.ops.aten._softmax_backward_data.out(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
@@ -125,13 +128,13 @@ def chunk_backward(
     columns = d_columns = None
     if layout.globals:
         columns, d_columns = layout.take_out(kept).flatten(0, 1), layout.take_out(d_scores).flatten(0, 1)
-        grads.values[: layout.globals].addmm_(columns.t(), d_o.flatten(0, 1))
-        grads.keys[: layout.globals].addmm_(d_columns.t(), queries.flatten(0, 1), alpha=rule.scale)
+        layout.shared(grads.values).addmm_(columns.t(), d_o.flatten(0, 1))
+        layout.shared(grads.keys).addmm_(d_columns.t(), queries.flatten(0, 1), alpha=rule.scale)
     layout.spread(chunk, kept, d_o, grads.values)
     layout.spread(chunk, d_scores, queries, grads.keys, rule.scale)
     d_queries = product(d_scores, keys, rule.scale, layout.room(chunk, grads.queries, "dq"))
     if d_columns is not None:
-        d_queries.flatten(0, 1).addmm_(d_columns, operands.keys[: layout.globals], alpha=rule.scale)
+        d_queries.flatten(0, 1).addmm_(d_columns, layout.shared(operands.keys), alpha=rule.scale)
     layout.query_terms_backward(place, queries, d_scores, d_queries, rule.scale)
     layout.key_terms_backward(place, operands.keys, d_scores, grads.keys, rule.scale)
     layout.put(chunk, d_queries, grads.queries)
@@ -175,14 +178,14 @@ def backward(
     rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; those of the tables stay with the layout."""
-    (batch, heads, _, depth), groups, width, work = q.shape, k.shape[1], v.shape[-1], layout.scratch
+    (batch, heads), groups = q.shape[:2], k.shape[1]
     d_q, d_k, d_v = (in_huge_pages(torch.empty(x.shape, dtype=x.dtype, device=x.device)) for x in (q, k, v))
     number = 0
     for sample, group in itertools.product(range(batch), range(groups)):
         asks = None if asking is None else asking[sample]
         keys, values = layout.load(sample, k[sample, group], "keys"), layout.load(sample, v[sample, group], "values")
-        d_keys = work.take("d_keys", layout.slots, depth).zero_()
-        d_values = work.take("d_values", layout.slots, width).zero_()
+        target_k, target_v = d_k[sample, group], d_v[sample, group]
+        d_keys, d_values = layout.gradient_room(target_k, "d_keys"), layout.gradient_room(target_v, "d_values")
         for head in range(group * heads // groups, (group + 1) * heads // groups):
             operands = Operands(load_rows(layout, q[sample, head], asks, "queries"), keys, values)
             d_rows = load_rows(layout, d_out[sample, head], asks, "d_out")
@@ -193,6 +196,6 @@ def backward(
                 chunk_backward(layout, place, operands, d_rows, d_lse_rows, grads, rule)
                 number += 1
             store_rows(grads.queries, target)
-        layout.unload(sample, d_keys, d_k[sample, group])
-        layout.unload(sample, d_values, d_v[sample, group])
+        layout.unload(sample, d_keys, target_k)
+        layout.unload(sample, d_values, target_v)
     return d_q, d_k, d_v

@@ -4,7 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from anyformer.ops import full_rows as beside
 from anyformer.ops import tile, tile_passes
+from anyformer.ops.full_rows import FullRows
 from anyformer.ops.node import node, refuse_second_derivative
 from anyformer.ops.window_cut import Extras
 from anyformer.ops.window_tiles import WindowTiles
@@ -27,6 +29,8 @@ def window_attention(
     key_table: Float[Tensor, "h o d"] | None = None,
     global_keys: Int[Tensor, "b g"] | None = None,
     global_bias: Float[Tensor, "#b h n g"] | None = None,
+    full_rows: Int[Tensor, "b f"] | None = None,
+    full_bias: Float[Tensor, "#b #h f m"] | None = None,
     reach: list[int] | None = None,
     scale: float,
     softcap: float | None = None,
@@ -56,6 +60,9 @@ def window_attention(
         global_keys: indices of keys that every query meets, distinct in a row; -1 for none. Where such a key lies in
             the window it is counted once, as any key there. Elsewhere the tables by offset do not apply to it.
         global_bias: added to the scores of the global columns.
+        full_rows: indices of queries that meet every key instead, also with `causal`, distinct in a row; -1 for none. The tables by
+            offset and `global_bias` do not apply to them.
+        full_bias: added to the scores of these rows.
         reach: for each head, how far away keys still matter: what lies farther may be left out, where that saves work.
             Without global keys only.
         scale: factor of q . k before everything else.
@@ -80,6 +87,8 @@ def window_attention(
         key_table,
         global_keys,
         global_bias,
+        full_rows,
+        full_bias,
         seed,
     )
     return window_forward(*tensors, left, right, causal, reach, scale, softcap or 0.0, dropout, want_lse)
@@ -98,6 +107,8 @@ def run_forward(
     key_table: Tensor | None,
     global_keys: Tensor | None,
     global_bias: Tensor | None,
+    full_rows: Tensor | None,
+    full_bias: Tensor | None,
     seed: Tensor | None,
     left: int,
     right: int,
@@ -111,9 +122,14 @@ def run_forward(
     """`window_attention` on plain arguments."""
     if k.shape[2] == 0 or q.numel() == 0:
         return tile.without_keys(q, v, want_lse)
-    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias)
+    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias, full_rows)
+    rule = tile.rule(scale, softcap, dropout, seed)
     layout, _ = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach)
-    return tile_passes.forward(layout, q, k, v, asking, tile.rule(scale, softcap, dropout, seed), want_lse)
+    out, lse = tile_passes.forward(layout, q, k, v, asking, rule, want_lse)
+    if full_rows is not None:
+        full = FullRows(full_rows, full_bias, keep, asking, documents)
+        beside.forward(full, q, k, v, out, lse if want_lse else None, rule)
+    return out, lse
 
 
 def fake_forward(q, k, v, *arguments):
@@ -135,6 +151,8 @@ def run_backward(
     key_table: Tensor | None,
     global_keys: Tensor | None,
     global_bias: Tensor | None,
+    full_rows: Tensor | None,
+    full_bias: Tensor | None,
     seed: Tensor | None,
     left: int,
     right: int,
@@ -145,18 +163,24 @@ def run_backward(
     dropout: float,
     learning: bool,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, bias, query_table, value_table, key_table and global_bias, empty for a table that is None.
+    """The gradients of q, k, v, bias, query_table, value_table, key_table, global_bias and full_bias, empty for one that is None.
 
     Those of the tables are 0 unless `learning`.
     """
     tables = (bias, query_table, value_table, key_table, global_bias)
     if k.shape[2] == 0 or q.numel() == 0:
-        return [x.new_zeros(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
-    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias)
+        return [x.new_zeros(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in (*tables, full_bias)]
+    extras = Extras(keep, documents, bias, query_table, value_table, key_table, global_keys, global_bias, full_rows)
+    rule = tile.rule(scale, softcap, dropout, seed)
     layout, first = cut(q, k, left, right, causal, extras, tile.threads(dropout), reach, learning)
-    grads = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, tile.rule(scale, softcap, dropout, seed))
+    grads = tile_passes.backward(layout, d_out, d_lse, q, k, v, asking, rule)
+    d_full_bias = None
+    if full_rows is not None:
+        full = FullRows(full_rows, full_bias, keep, asking, documents)
+        d_full_bias = beside.backward(full, d_out, d_lse, q, k, v, grads, rule, learning=learning)
     d_tables = zip(tables, layout.table_gradients(), (first, first, first, first, 0), strict=True)
-    return [*grads, *(tile.gradient_of(x, grad, start) for x, grad, start in d_tables)]
+    by_table = (tile.gradient_of(x, grad, start) for x, grad, start in d_tables)
+    return [*grads, *by_table, tile.gradient_of(full_bias, d_full_bias)]
 
 
 def cut(
@@ -181,15 +205,15 @@ def cut(
 
 
 def fake_backward(d_out, d_lse, q, k, v, keep, asking, documents, *arguments):
-    bias, query_table, value_table, key_table, _, global_bias = arguments[:6]
-    tables = (bias, query_table, value_table, key_table, global_bias)
+    bias, query_table, value_table, key_table, _, global_bias, _, full_bias = arguments[:8]
+    tables = (bias, query_table, value_table, key_table, global_bias, full_bias)
     return [x.new_empty(x.shape) for x in (q, k, v)] + [tile.gradient_of(x, None) for x in tables]
 
 
 def save_inputs(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:13])
-    ctx.plain = inputs[13:]
+    ctx.save_for_backward(*inputs[:15])
+    ctx.plain = inputs[15:]
 
 
 def differentiate(ctx, d_out, d_lse):
@@ -197,12 +221,12 @@ def differentiate(ctx, d_out, d_lse):
     q, k, v, *rest = ctx.saved_tensors
     d_out = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
     d_lse = d_lse if want_lse else None
-    learning = any(ctx.needs_input_grad[index] for index in (6, 7, 8, 9, 11))
+    learning = any(ctx.needs_input_grad[index] for index in (6, 7, 8, 9, 11, 13))
     d_q, d_k, d_v, *d_tables = window_backward(d_out, d_lse, q, k, v, *rest, *plain, learning)
-    *by_offset, d_global_bias = (
-        grad if x is not None else None for x, grad in zip((*rest[3:7], rest[8]), d_tables, strict=True)
+    *by_offset, d_global_bias, d_full_bias = (
+        grad if x is not None else None for x, grad in zip((*rest[3:7], rest[8], rest[10]), d_tables, strict=True)
     )
-    tables = (*by_offset, None, d_global_bias)
+    tables = (*by_offset, None, d_global_bias, None, d_full_bias)
     return d_q, d_k, d_v, None, None, None, *tables, *[None] * 9
 
 

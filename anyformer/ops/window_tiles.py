@@ -14,10 +14,10 @@ from anyformer.ops.tile import (
     document_rows,
     product,
     shut_documents,
-    tiles_at_once,
     working_dtype,
 )
-from anyformer.ops.window_cut import Chunk, Extras, block_rows, shut_columns
+from anyformer.ops.window_cut import Chunk, Extras, block_rows, cut, shut_columns
+from anyformer.ops.window_slots import INSIDE, LEFT, Slots, Strip
 from anyformer.ops.window_tables import GlobalBias, OffsetTable
 
 
@@ -47,28 +47,35 @@ class WindowTiles(Layout):
         self.globals = 0 if extras.global_keys is None else extras.global_keys.shape[1]
         # rows of scores that are no multiple of 16 long would make every product slower
         self.span = -(-max(self.block + left + right, left + right + 1 + self.globals) // 16) * 16
-        self._inside = slice(
-            self.block - 1, self.block + left + right
-        )  # of the offsets that a tile holds, the window's
+        self._inside = slice(self.block - 1, self.block + left + right)  # of a tile's offsets those of the window
         self._free = self._free_columns(q.device)
         self.rows = blocks * self.block
         self.slots = self.globals + (blocks - 1) * self.block + self.span
         self.scratch = Scratch(working_dtype(q), q.device)
 
-        self.shift = self.globals + left + self.n - self.m  # window key j lies in slot j + shift
-        self.first = max(0, self.globals - self.shift)
-        self.last = max(self.first, min(self.m, self.slots - self.shift))
+        # window key j lies in slot j + shift
+        self.strip = Strip(self.m, self.globals, self.slots, self.globals + left + self.n - self.m, self.scratch)
         widest = max(left, right)
         self._reach = [widest if reach is None else min(each, widest) for each in reach or [widest]]
-        self._chunks = {each: self._cut(each, blocks, threads) for each in set(self._reach)}
+        self._chunks = {
+            each: cut(self.strip, self.block, self.span, *self._beyond(each), threads) for each in set(self._reach)
+        }
         self._close(q.shape[0], extras)
+        self._replaced = self._chunks_with(extras.full_rows)
         self._take_tables(q.shape[1], extras, learning)
+
+    def _beyond(self, reach: int) -> tuple[int, int]:
+        """Columns of a tile on the left and on the right that a head does not need whose keys are up to `reach` places away."""
+        if self.globals:  # their columns have their places in whole tiles
+            return 0, 0
+        return max(self.left - reach, 0), max(self.right - reach, 0)
 
     def _close(self, batch: int, extras: Extras) -> None:
         """What keeps pairs apart: keys that may not be read, documents, global keys that a row meets in its window."""
         self.closed = self._closed_slots(batch, extras.keep)
         every = {chunk for chunks in self._chunks.values() for chunk in chunks}
-        self._has_closed = [{x: bool(self.keys(x, row, "closed").any()) for x in every} for row in self.closed]
+        closed = [Slots.whole(row) for row in self.closed]
+        self._has_closed = [{x: bool(self.keys(x, row, "closed").any()) for x in every} for row in closed]
         self._closed_globals = [bool(row[: self.globals].any()) for row in self.closed]
         self.documents = None if extras.documents is None else self._document_slots(extras.documents)
         no_key = extras.global_keys is not None and bool((extras.global_keys < 0).any())
@@ -105,17 +112,20 @@ class WindowTiles(Layout):
             )
         self.d_bias_tiles = self._zeros(heads, self.block, self.span) if learning and self.bias is not None else None
 
-    def load(self, sample: int, source: Tensor, name: str) -> Tensor:
-        slots = self._fill(self.scratch.take(name, self.slots, source.shape[-1]), sample, source)
-        return slots.masked_fill_(self.closed[sample] < 0, 0.0) if self.unreadable else slots
+    def load(self, sample: int, source: Tensor, name: str) -> Slots:
+        slots = self.strip.load(source, name, self._globals_of(sample), copied=self.unreadable)
+        if self.unreadable:
+            slots.parts[INSIDE].masked_fill_(self.closed[sample] < 0, 0.0)
+        return slots
 
-    def unload(self, sample: int, slots: Tensor, target: Tensor) -> None:
-        total = target if self.global_keys is None else self.scratch.take("unload", *target.shape)
-        total[: self.first].zero_()
-        total[self.first : self.last] = slots[self.first + self.shift : self.last + self.shift]
-        total[self.last :].zero_()
-        if self.global_keys is not None:
-            target.copy_(total.index_add_(0, self.global_keys[sample].clamp(min=0), slots[: self.globals]))
+    def gradient_room(self, target: Tensor, name: str) -> Slots:
+        return self.strip.room(target, name)
+
+    def unload(self, sample: int, slots: Slots, target: Tensor) -> None:
+        self.strip.unload(slots, target, self._globals_of(sample))
+
+    def shared(self, slots: Slots) -> Tensor:
+        return slots.parts[LEFT][: self.globals]
 
     def chunks(self, sample: int, head: int) -> list[Chunk]:
         return self._chunks[self._reach[head % len(self._reach)]]
@@ -123,8 +133,8 @@ class WindowTiles(Layout):
     def queries(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
         return rows[self._rows(chunk)].view(chunk.count, self.block, -1)
 
-    def keys(self, chunk: Chunk, slots: Tensor, name: str) -> Tensor:
-        return self._windows(slots, chunk, chunk.start, chunk.count)
+    def keys(self, chunk: Chunk, slots: Slots, name: str) -> Tensor:
+        return self._windows(slots, chunk)
 
     def room(self, chunk: Chunk, rows: Tensor, name: str) -> Tensor:
         return self.queries(chunk, rows, name)
@@ -132,7 +142,7 @@ class WindowTiles(Layout):
     def put(self, chunk: Chunk, tile: Tensor, rows: Tensor) -> None:
         """Nothing to do: the room is the place."""
 
-    def spread(self, chunk: Chunk, weights: Tensor, rows: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+    def spread(self, chunk: Chunk, weights: Tensor, rows: Tensor, slots: Slots, scale: float = 1.0) -> None:
         columns, step = weights.transpose(1, 2), -(-chunk.span // self.block)  # windows this far apart share no key
         gapless = chunk.span == step * self.block  # such windows lie end to end, so that the product itself can add
         tile = None
@@ -140,7 +150,7 @@ class WindowTiles(Layout):
             tile = product(columns, rows, scale, self.scratch.take("spread", *columns.shape[:2], rows.shape[2]))
         for first in range(min(step, chunk.count)):
             count = -(-(chunk.count - first) // step)
-            windows = self._windows(slots, chunk, chunk.start + first, count, step)
+            windows = self._windows(slots, chunk, first, count, step)
             if tile is None:
                 windows.baddbmm_(columns[first::step], rows[first::step], alpha=scale)
             else:
@@ -171,13 +181,13 @@ class WindowTiles(Layout):
         if sums is not None:
             sums.addmm_(skewed.t(), queries.flatten(0, 1), alpha=scale)
 
-    def key_terms(self, place: Place, slots: Tensor, scores: Tensor, scale: float) -> None:
+    def key_terms(self, place: Place, slots: Slots, scores: Tensor, scale: float) -> None:
         if self.key_table is not None:
             met = self._met(place.chunk)
             torch.mm(self._window_slots(slots, place.chunk), self.key_table.of(place).t(), out=met)
             scores.add_(by_tile(met, self.block, place.chunk.span), alpha=scale)
 
-    def key_terms_backward(self, place: Place, slots: Tensor, d_scores: Tensor, d_slots: Tensor, scale: float) -> None:
+    def key_terms_backward(self, place: Place, slots: Slots, d_scores: Tensor, d_slots: Slots, scale: float) -> None:
         if self.key_table is None:
             return
         d_met = self._met(place.chunk).zero_()
@@ -215,10 +225,10 @@ class WindowTiles(Layout):
     def restrict(self, place: Place, scores: Tensor) -> bool:
         sample, chunk = place.sample, place.chunk
         if self._has_closed[sample][chunk]:
-            scores.add_(self.keys(chunk, self.closed[sample], "closed").transpose(1, 2))
+            scores.add_(self.keys(chunk, Slots.whole(self.closed[sample]), "closed").transpose(1, 2))
         if self.documents is not None:
             rows, slots = (x[sample] for x in self.documents)
-            rows, slots = self.queries(chunk, rows, "row_documents"), self.keys(chunk, slots, "slot_documents")
+            rows, slots = self.queries(chunk, rows, "row_documents"), self._windows(Slots.whole(slots), chunk)
             shut_documents(scores, rows, slots, self.scratch)
         return self.may_die
 
@@ -235,6 +245,9 @@ class WindowTiles(Layout):
             columns.add_(shut)
         if self.global_bias is not None:
             columns.add_(self.global_bias.of(place))
+
+    def replaced(self, place: Place) -> Tensor | None:
+        return self._replaced[place.sample].get(place.chunk) if self._replaced else None
 
     def terms_backward(self, place: Place, d_scores: Tensor) -> None:
         if self.d_bias_tiles is not None:
@@ -270,20 +283,15 @@ class WindowTiles(Layout):
         """[C q g]."""
         return tile.flatten(1).index_select(1, self._free).view(*tile.shape[:2], -1)
 
-    def _fill(self, slots: Tensor, sample: int, source: Tensor) -> Tensor:
-        slots[: self.first + self.shift].zero_()
-        slots[self.first + self.shift : self.last + self.shift] = source[self.first : self.last]
-        slots[self.last + self.shift :].zero_()
-        if self.global_keys is not None:
-            slots[: self.globals] = source[self.global_keys[sample].clamp(min=0)]
-        return slots
+    def _globals_of(self, sample: int) -> Tensor | None:
+        return None if self.global_keys is None else self.global_keys[sample]
 
     def _closed_slots(self, batch: int, keep: Tensor | None) -> Tensor:
         """[b slots 1]: SHUT where a slot holds no key that may be read, else 0."""
         readable = self._zeros(batch, self.slots, 1)
         for sample in range(batch):
             source = readable.new_ones(self.m, 1) if keep is None else keep[sample, :, None].to(readable.dtype)
-            self._fill(readable[sample], sample, source)
+            self.strip.fill(readable[sample], source, self._globals_of(sample))
             if self.global_keys is not None:
                 readable[sample, : self.globals].masked_fill_(self.global_keys[sample, :, None] < 0, 0.0)
         return (1.0 - readable) * SHUT
@@ -293,7 +301,7 @@ class WindowTiles(Layout):
         numbers = document_numbers(documents)
         slots = self._zeros(documents.shape[0], self.slots, 1)
         for sample, row in enumerate(numbers):
-            self._fill(slots[sample], sample, row[:, None].to(slots.dtype))
+            self.strip.fill(slots[sample], row[:, None].to(slots.dtype), self._globals_of(sample))
         return document_rows(numbers, self.n, self._zeros(documents.shape[0], self.rows, 1)), slots
 
     def _near_globals(self, keys: Tensor) -> list[Chunk]:
@@ -305,46 +313,37 @@ class WindowTiles(Layout):
         near = (keys >= first[:, None] - self.left) & (keys < (first + count)[:, None] + reach)
         return [chunk for chunk, is_near in zip(chunks, near.any(1).tolist(), strict=True) if is_near]
 
+    def _chunks_with(self, rows: Tensor | None) -> list[dict[Chunk, Tensor]]:
+        """For each sample the chunks that hold some of its rows [g] (-1: none), and which they are."""
+        found: list[dict[Chunk, Tensor]] = []
+        every = {chunk for chunks in self._chunks.values() for chunk in chunks}
+        for index in () if rows is None else rows:
+            index = index[index >= 0]
+            here = torch.zeros(self.rows, 1, dtype=torch.bool, device=index.device).index_fill_(0, index, True)
+            blocks = set((index // self.block).tolist())
+            near = [x for x in every if any(x.start <= block < x.start + x.count for block in blocks)]
+            found.append({chunk: self.queries(chunk, here, "replaced") for chunk in near})
+        return found
+
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.scratch.dtype, device=self.scratch.device)
 
     def _skewed(self, chunk: Chunk) -> Tensor:
         return self.scratch.take("skewed", chunk.count, self.block, self.block + chunk.span - 1)
 
-    def _window_slots(self, slots: Tensor, chunk: Chunk) -> Tensor:
+    def _window_slots(self, slots: Slots, chunk: Chunk) -> Tensor:
         """A view of the slots that a chunk's windows hold, each once."""
-        start = self.globals + chunk.start * self.block + chunk.skip
-        return slots[start : start + (chunk.count - 1) * self.block + chunk.span]
+        return slots.run(chunk.part, chunk.slot, (chunk.count - 1) * self.block + chunk.span)
 
     def _met(self, chunk: Chunk) -> Tensor:
         """Room for what each of these slots makes of each offset."""
         slots = (chunk.count - 1) * self.block + chunk.span
         return self.scratch.take("met", slots, self.block + chunk.span - 1)
 
-    def _cut(self, reach: int, blocks: int, threads: int) -> list[Chunk]:
-        """The chunks of a head that needs the keys up to `reach` places away only."""
-        if self.globals:  # their columns have their places in whole tiles
-            reach = self.left + self.right
-        left, right = max(self.left - reach, 0) // 16 * 16, max(self.right - reach, 0)
-        at_once = tiles_at_once(self.block * (self.span - left - right), threads)
-        step = -(-self.span // self.block)  # `spread` goes in this many turns, best of equal size
-        at_once = step * round(at_once / step) or at_once
-        first, last = (x + self.shift - self.globals for x in (self.first, self.last))  # columns of block 0 with a key
-        chunks = []
-        for number, start in enumerate(range(0, blocks, at_once)):
-            count = min(at_once, blocks - start)
-            skip, stop = left, self.span - right
-            if not self.globals:
-                skip = max(skip, min(first - (start + count - 1) * self.block, self.span - 16) // 16 * 16)
-                stop = max(min(stop, last - start * self.block), skip + 1)
-            chunks.append(Chunk(number, start, count, skip, min(-(-(stop - skip) // 16) * 16, self.span - skip)))
-        return chunks
-
     def _rows(self, chunk: Chunk) -> slice:
         return slice(chunk.start * self.block, (chunk.start + chunk.count) * self.block)
 
-    def _windows(self, slots: Tensor, chunk: Chunk, start: int, count: int, step: int = 1) -> Tensor:
-        """A view [count span d] of the chunk's columns of the windows of the blocks start, start + step, ..."""
-        width = slots.shape[-1]
-        first = slots.storage_offset() + (self.globals + start * self.block + chunk.skip) * width
-        return slots.as_strided((count, chunk.span, width), (step * self.block * width, width, 1), first)
+    def _windows(self, slots: Slots, chunk: Chunk, first: int = 0, count: int | None = None, step: int = 1) -> Tensor:
+        """A view [count span d] of the windows of a chunk's blocks first, first + step, ..."""
+        start, count = chunk.slot + first * self.block, chunk.count if count is None else count
+        return slots.windows(chunk.part, start, count, chunk.span, step * self.block)

@@ -146,6 +146,26 @@ class PerLayer(Pattern):
         return f"PerLayer({', '.join(map(repr, self.patterns))})"
 
 
+@dataclass(frozen=True, repr=False)
+class FromHead(Pattern):
+    """A pattern as the heads from `first` on see it, which count from 0 here."""
+
+    part: Pattern
+    first: int
+
+    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
+        return self.part.meets(batch, head + self.first, q, k, facts)
+
+    def cover(self, grid: Grid) -> Cover:
+        return self.part.cover(replace(grid, head=grid.head + self.first))
+
+    def traits(self, causal: bool) -> Traits:
+        return self.part.traits(causal)
+
+    def __repr__(self) -> str:
+        return f"{_bracketed(self.part, (Or, And))} of heads from {self.first}"
+
+
 _PER_HEAD = "PerHead((Local(64), 4), (Full(), 4))"
 
 
@@ -207,6 +227,27 @@ def head_numbers(pattern: Pattern, heads: int | range) -> tuple[int, ...]:
                     f"{node!r} is for {total} query heads, the layer has {heads}; make the counts sum to {heads}"
                 )
     return numbers
+
+
+def from_head(pattern: Pattern, first: int, *, causal: bool) -> Pattern:
+    """The pattern as the heads from `first` on see it, where they count from 0; it is the same where heads do not matter.
+
+    Args:
+        pattern: of one head and layer, as `resolve` gives it.
+    """
+    if not first or "head" not in pattern.traits(causal).depends:
+        return pattern
+    match pattern:
+        case Or(parts=parts) | And(parts=parts):
+            return type(pattern)(tuple(from_head(part, first, causal=causal) for part in parts))
+        case Not(part=part):
+            return Not(from_head(part, first, causal=causal))
+    return FromHead(pattern, first)
+
+
+def union_of(pattern: Pattern) -> tuple[Pattern, ...]:
+    """The patterns that are united in this one."""
+    return pattern.parts if isinstance(pattern, Or) else (pattern,)
 
 
 def _bracketed(pattern: Pattern, weaker: type | tuple[type, ...]) -> str:

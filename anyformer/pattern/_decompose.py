@@ -79,9 +79,8 @@ def decompose(pattern: Pattern, *, causal: bool = False) -> Parts:
     bands = [term for term in terms if term.traits(causal).band is not None]
     tokens = tuple(dict.fromkeys(token for term in terms if isinstance(term, Global) for token in term.tokens))
     others = [term for term in terms if term not in bands and not isinstance(term, Global | Flagged)]
-    parts = Parts(
-        tokens, Flagged() in terms, reduce(Pattern.__or__, bands).band(causal=causal) if bands else None, None
-    )
+    flagged = any(isinstance(term, Flagged) for term in terms)
+    parts = Parts(tokens, flagged, reduce(Pattern.__or__, bands).band(causal=causal) if bands else None, None)
     if not others:
         return parts
     outside = [~part for part in (parts._band(), parts._hubs()) if part is not None]

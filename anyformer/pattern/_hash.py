@@ -92,7 +92,27 @@ def pick_outside(
 
 def any_equal(targets: list[Tensor], k: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
     """Whether k is one of the targets; a target of -1 is none."""
+    if _table_pays(targets, k):
+        return _looked_up(targets, k)
     met = k.new_zeros((), dtype=torch.bool)
     for target in targets:
         met = met | ((target == k) & (target >= 0))
     return met
+
+
+def _table_pays(targets: list[Tensor], k: Int[Tensor, "..."]) -> bool:
+    """Whether every target is asked for a whole row of numbers, so that marking them once is cheaper than as many comparisons."""
+    if len(targets) < 2 or not k.dim() or k.shape[-1] < 64 or torch.compiler.is_compiling() or type(k) is not Tensor:
+        return False
+    return k.numel() == k.shape[-1] and not k.is_meta and all(each.dim() and each.shape[-1] == 1 for each in targets)
+
+
+def _looked_up(targets: list[Tensor], k: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    numbers = k.flatten()
+    low, high = (int(each) for each in numbers.aminmax())
+    drawn = torch.cat(torch.broadcast_tensors(*targets), dim=-1) - low
+    drawn = torch.where((drawn >= 0) & (drawn <= high - low) & (drawn + low >= 0), drawn, high - low + 1)
+    marked = torch.zeros(*drawn.shape[:-1], high - low + 2, dtype=torch.bool, device=k.device)
+    marked.scatter_(-1, drawn, True)
+    found = marked.index_select(-1, numbers - low)
+    return found.view(*(1,) * (k.dim() - found.dim()), *found.shape)

@@ -30,7 +30,7 @@ class Random(Pattern):
         mutual: whether a query also meets the keys that drew it. When causal those lie ahead, so it changes nothing.
     """
 
-    keys: Size
+    keys: Size = 16
     seed: Count = 0
     mutual: bool = False
 

@@ -4,9 +4,8 @@ Windows and strides count tokens, `RandomBlocks` counts blocks. A query always m
 tokens before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from types import MappingProxyType
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from anyformer.errors import SpecError
 from anyformer.pattern._algebra import PerHead, PerLayer
-from anyformer.pattern._facts import MOST, Facts, Places, Traits, whole_number
+from anyformer.pattern._facts import Facts, Places, Traits, whole_number
+from anyformer.pattern._global import Flagged, Global, global_tokens
 from anyformer.pattern._random import Random, RandomBlocks
 from anyformer.pattern.base import Pattern
 from anyformer.pattern.layout import SOME, WHOLE, Cover, Grid
@@ -68,7 +68,7 @@ class Local(Pattern):
     left: int
     right: int
 
-    def __init__(self, left: Count, right: Count | None = None) -> None:
+    def __init__(self, left: Count = 128, right: Count | None = None) -> None:
         object.__setattr__(self, "left", whole_number("Local", "left", left, 0, "Local(64) or Local(64, 0)"))
         object.__setattr__(
             self, "right", left if right is None else whole_number("Local", "right", right, 0, "Local(64, 0)")
@@ -95,7 +95,7 @@ class Strided(Pattern):
         stride: distance in tokens; 1 is `Full()`.
     """
 
-    stride: Size
+    stride: Size = 64
 
     def __post_init__(self) -> None:
         whole_number("Strided", "stride", self.stride, 1, "Strided(64)")
@@ -129,23 +129,24 @@ class Strided(Pattern):
         return f"Strided({self.stride})"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, init=False)
 class Dilated(Pattern):
     """A sliding window with gaps: k = q + i * dilation for i from -left to right.
 
     Args:
         left: number of keys strictly before the query; they reach back left * dilation tokens.
-        right: number of keys strictly after it.
+        right: number of keys strictly after it; None: as many as before.
         dilation: distance between neighbouring keys in tokens; 1 is `Local(left, right)`.
     """
 
-    left: Count
-    right: Count
-    dilation: Size
+    left: int
+    right: int
+    dilation: int
 
-    def __post_init__(self) -> None:
-        for name, least in (("left", 0), ("right", 0), ("dilation", 1)):
-            whole_number("Dilated", name, getattr(self, name), least, "Dilated(4, 4, 2)")
+    def __init__(self, left: Count = 64, right: Count | None = None, dilation: Size = 4) -> None:
+        given = {"left": (left, 0), "right": (left if right is None else right, 0), "dilation": (dilation, 1)}
+        for name, (value, least) in given.items():
+            object.__setattr__(self, name, whole_number("Dilated", name, value, least, "Dilated(4, 4, 2)"))
 
     def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
         inside = (k >= q - self.left * self.dilation) & (k <= q + self.right * self.dilation)
@@ -171,7 +172,7 @@ class Block(Pattern):
         size: tokens a block.
     """
 
-    size: Size
+    size: Size = 128
 
     def __post_init__(self) -> None:
         whole_number("Block", "size", self.size, 1, "Block(64)")
@@ -235,106 +236,33 @@ class Columns(Pattern):
         return f"Columns({self.period}, {self.count})"
 
 
-@dataclass(frozen=True, repr=False)
-class Global(Pattern):
-    """Tokens that see all and are seen by all; when causal they are only seen.
-
-    Args:
-        tokens: their places. A negative one counts from the last real token, -1 being that token; a causal layer
-            refuses it.
-    """
-
-    tokens: tuple[int, ...] | list[int]
-
-    def __post_init__(self) -> None:
-        places = self.tokens if isinstance(self.tokens, tuple | list) else ()
-        if not places or not all(type(place) is int for place in places):
-            raise SpecError(
-                f"Global: expected a list of at least one place, got {self.tokens!r}; for example Global([0])"
-            )
-        for place in places:
-            whole_number("Global", "each place", place, -MOST, "Global([0])")
-        object.__setattr__(self, "tokens", tuple(sorted(set(self.tokens), key=lambda place: (place < 0, place))))
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        self.traits(facts.causal)  # refuses places counted from the end
-        key = self._holds(batch, k, facts)
-        return key if facts.causal else key | self._holds(batch, q, facts)
-
-    def cover(self, grid: Grid) -> Cover:
-        tokens = {token if token >= 0 else token + grid.length for token in self.tokens}
-        return grid.hubs(torch.tensor(sorted(token for token in tokens if token >= 0), dtype=torch.int64))
-
-    def traits(self, causal: bool) -> Traits:
-        if causal and min(self.tokens) < 0:
-            raise SpecError(
-                f"{self!r}: a causal layer does not know its last token; expected places from 0, got "
-                f"{min(self.tokens)}; for example Global([0])"
-            )
-        return Traits(depends=frozenset({"place", "lengths"} if min(self.tokens) < 0 else {"place"}))
-
-    def _holds(self, batch: Places, place: Places, facts: Facts) -> Tensor:
-        met = place.new_zeros((), dtype=torch.bool)
-        for first, last in _stretches(tuple(self.tokens)):
-            if first >= 0:
-                met = met | ((place >= first) & (place <= last))
-            else:
-                end = facts.length_of(batch, place)
-                met = met | ((place >= (end + first).clamp(min=0)) & (place <= end + last))
-        return met
-
-    def __repr__(self) -> str:
-        return f"Global({list(self.tokens)})"
-
-
-@dataclass(frozen=True, repr=False)
-class Flagged(Pattern):
-    """`Global` for the tokens that a call flags (`global_mask`). A flag on padding counts for nothing."""
-
-    def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        if facts.flags is None or facts.flags.shape[1] == 0:
-            return q.new_zeros((), dtype=torch.bool)
-        key = self._holds(batch, k, facts)
-        return key if facts.causal else key | self._holds(batch, q, facts)
-
-    def cover(self, grid: Grid) -> Cover:
-        flags = torch.zeros(0, dtype=torch.bool) if grid.facts.flags is None else grid.facts.flags[0].cpu()
-        return grid.hubs(flags[: grid.length].nonzero()[:, 0])
-
-    def traits(self, causal: bool) -> Traits:
-        return Traits(depends=frozenset({"flags", "lengths"}))
-
-    def _holds(self, batch: Places, place: Places, facts: Facts) -> Tensor:
-        assert facts.flags is not None
-        real = facts.length_of(batch, place).clamp(max=facts.flags.shape[1])
-        inside = (place >= 0) & (place < real)
-        return inside & facts.flags[batch, torch.where(inside, place, 0)]
-
-    def __repr__(self) -> str:
-        return "Flagged()"
-
-
 _ALL = (Full, Causal, Local, Strided, Dilated, Block, Columns, Global, Flagged, Random, RandomBlocks, PerHead, PerLayer)
 
 LEAVES: Mapping[str, type[Pattern]] = MappingProxyType({leaf.__name__: leaf for leaf in _ALL})
 """What pattern expressions are made of."""
 
-SLOT_NAMES: Mapping[str, type[Pattern]] = MappingProxyType(
+SLOT_NAMES: Mapping[str, Callable[..., Pattern]] = MappingProxyType(
     {
         "local": Local,
         "strided": Strided,
         "dilated": Dilated,
         "block_local": Block,
-        "global_tokens": Global,
+        "global_tokens": global_tokens,
         "random": Random,
         "per_head": PerHead,
     }
 )
 """Leaves that have a name of their own in the attention slot."""
 
-
-def _stretches(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbouring places; places from the start and from the end are kept apart."""
-    runs = groupby(enumerate(tokens), key=lambda item: (item[1] - item[0], item[1] < 0))
-    places = [[token for _, token in run] for _, run in runs]
-    return [(run[0], run[-1]) for run in places]
+SLOT_PAPERS: Mapping[str, str] = MappingProxyType(
+    {
+        "local": "Parmar et al. 2018, 1802.05751; Beltagy et al. 2020, 2004.05150",
+        "strided": "Child et al. 2019, 1904.10509",
+        "dilated": "Beltagy et al. 2020, 2004.05150",
+        "block_local": "Qiu et al. 2019, 1911.02972",
+        "global_tokens": "Ainslie et al. 2020, 2004.08483",
+        "random": "Zaheer et al. 2020, 2007.14062",
+        "per_head": "Child et al. 2019, 1904.10509",
+    }
+)
+"""Where each of these comes from."""

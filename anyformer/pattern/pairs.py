@@ -1,5 +1,6 @@
 """Which pairs may meet in one forward, as a dense boolean tensor, and how many there are."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -7,10 +8,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from anyformer.context import Context
+from anyformer.pattern._algebra import from_head
+from anyformer.pattern._decompose import Piece, decompose
 from anyformer.pattern.base import Facts, Pattern
 
 _BLOCK = 64  # side of the tiles that pairs are counted in
-_MOST = 2**15  # tiles that are looked into pair by pair
+_MOST = 2**27  # pairs that are looked at one by one
+_FEW = 32  # keys of a query up to which its pairs are listed one by one
+_ROWS = 32  # queries that are looked at to see how many keys one has
 _SHORT = (
     512  # tokens up to which the pairs of a pattern are remembered: a layer over so few takes no longer than they do
 )
@@ -104,22 +109,43 @@ def _remembered_bias(
         return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
 
 
+@lru_cache(maxsize=64)
+def most_keys(pattern: Pattern, n: int, m: int, layer: int, causal: bool) -> int:
+    """The most keys that a query of head 0 meets, by a look at some of them."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        q, zero = torch.linspace(m - n, m - 1, _ROWS).long()[:, None], torch.zeros((), dtype=torch.int64)
+        met = pattern.allows(zero, zero, q, torch.arange(m), Facts(length=m, layer=layer, causal=causal))
+        return int(met.expand(_ROWS, m).sum(dim=1).max())
+
+
 def count(pattern: Pattern, n: int, m: int, heads: int, *, causal: bool, layer: int = 0) -> int:
-    """Allowed pairs of all heads, exactly: whole tiles by their size, the others pair by pair."""
-    known = Facts(length=m, layer=layer, causal=causal)
-    layout = pattern.blocks(n, _BLOCK, m, heads=heads, causal=causal, facts=known)
-    some = (~layout.whole).nonzero()[:, 0]
-    if len(some) > _MOST:
-        return round(pattern.density(n, m, heads=heads, causal=causal) * n * m * heads)
+    """Allowed pairs of all heads, exactly: part by part, whole tiles by their size, the others pair by pair."""
+    known, total = Facts(length=m, layer=layer, causal=causal), 0
+    for own, numbers in pattern.groups_of(heads, layer):
+        parts = decompose(from_head(own, numbers.start, causal=causal), causal=causal)
+        near = [Piece(part, part) for part in replace(parts, rest=None).disjoint()]
+        total += sum(_count(piece, n, m, len(numbers), known) for piece in (*near, *parts.pieces))
+    return total
+
+
+def _count(piece: Piece, n: int, m: int, heads: int, known: Facts) -> int:
+    """The pairs of a piece: single pairs of its source where these are few, else tiles."""
+    few = n * m and most_keys(piece.source, n, m, known.layer, known.causal) <= _FEW
+    source, block = (piece.source, 1) if few else (piece.pattern, _BLOCK)
+    layout = source.blocks(n, block, m, heads=heads, causal=known.causal, facts=known)
+    sure = layout.whole & (piece.source == piece.pattern or not few)
+    some = (~sure).nonzero()[:, 0]
+    if len(some) * block**2 > _MOST:
+        return round(piece.pattern.density(n, m, heads=heads, causal=known.causal) * n * m * heads)
     group, row, column = layout.tiles()
-    inside = [(length - part * _BLOCK).clamp(max=_BLOCK) for part, length in ((row, n), (column, m))]
-    total = int((inside[0] * inside[1])[layout.whole].sum())
-    slots = torch.arange(_BLOCK)
-    for part in some.split(1024):
-        q, k = row[part, None] * _BLOCK + slots, column[part, None] * _BLOCK + slots
+    inside = [(length - part * block).clamp(max=block) for part, length in ((row, n), (column, m))]
+    total = int((inside[0] * inside[1])[sure].sum())
+    slots = torch.arange(block)
+    for part in some.split(2**22 // block**2):
+        q, k = row[part, None] * block + slots, column[part, None] * block + slots
         real = (q < n)[:, :, None] & (k < m)[:, None, :]
         q, k = (q + m - n, k) if layout.order is None else (layout.order[x.clamp(max=m - 1)] for x in (q, k))
         head = group[part, None, None]
-        met = pattern.allows(torch.zeros_like(head), head, q[:, :, None], k[:, None, :], known)
+        met = piece.pattern.allows(torch.zeros_like(head), head, q[:, :, None], k[:, None, :], known)
         total += int((met & real).sum())
     return total * (heads // layout.heads)

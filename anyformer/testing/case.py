@@ -76,9 +76,11 @@ class Case:
         return on_grid(places) if self.axes == 2 else places
 
     def fed(self, module: "Part") -> "Part":
-        """The module, given a grid by default where the encoding needs one."""
+        """The module, given a grid by default where the encoding needs one, and flags by default where a layer flags by ids."""
         if self.axes == 2:
             module.register_forward_pre_hook(_feed_grid, with_kwargs=True)
+        if isinstance(module, Mixer) and module.flag_ids:
+            module.register_forward_pre_hook(_feed_flags, with_kwargs=True)
         return module
 
     def with_(self, **changes: object) -> "Case":
@@ -151,6 +153,13 @@ def _feed_grid(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
         fed["positions"] = fed["positions"] + source.shape[1] - n  # the last query sees the last key
         fed["source_positions"] = _places(b, source.shape[1], kwargs.get("source_mask"), device)
     return args, kwargs | {name: on_grid(places) for name, places in fed.items()}
+
+
+def _feed_flags(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """A call of a layer with flags that, like ids, belong to its tokens: those whose first channel is large."""
+    if kwargs.get("global_mask") is None:
+        kwargs = kwargs | {"global_mask": args[0][:, :, 0].detach() > 1}
+    return args, kwargs
 
 
 def _places(b: int, length: int, keep: Tensor | None, device: torch.device) -> Int[Tensor, "b n"]:

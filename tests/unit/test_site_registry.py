@@ -87,6 +87,13 @@ def test_all_faults_of_a_spec_at_once(text: str, message: str) -> None:
         bind(METHOD, parse(text))
 
 
+def test_what_to_type_instead_of_a_word_or_a_wrong_entry() -> None:
+    with pytest.raises(SpecError, match="sink=false: expected one of True and False"):
+        bind(describe("softmax"), parse("softmax(sink=false)"))
+    with pytest.raises(SpecError, match=r"dilation=\[1, 0\]: expected greater than or equal to 1"):
+        bind(describe("longformer"), parse("longformer(dilation=[1, 0])"))
+
+
 def test_knobs_bind_in_declaration_order_and_canonically() -> None:
     assert bind(METHOD, parse("toy(8, 2, kind=b)")) == {"size": 8, "rate": 2.0, "kind": "b"}
     assert str(canonical(METHOD, parse("toy(kind=b, rate=2, size=4)"))) == "toy(rate=2.0, kind='b')"

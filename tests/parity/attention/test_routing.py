@@ -9,7 +9,7 @@ from routing_transformer.routing_transformer import KmeansAttention
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.attention.routing import Routing, cosines, nearest, pull, units
+from anyformer.attention.routing import Routing, nearest, nearest_centroids, pull, units
 from anyformer.context import Context
 from anyformer.errors import IncompatibleError, SpecError
 from anyformer.model.build import build_attention, build_mixer
@@ -46,9 +46,8 @@ def test_equals_the_package(clusters: int, window: int, n: int) -> None:
     for one, two in zip(mine, theirs, strict=True):
         two.data.copy_(one.data)
     got, expected = attention(*mine, both(n)), peer(*theirs)[0]
-    near = cosines(units(mine[0].detach()), attention.centroids.detach())
     times = torch.zeros(2, HEADS, n, dtype=torch.float64)
-    held = nearest(near, None, window)[0].flatten(2)
+    held = nearest(mine[0].detach(), attention.centroids.detach(), None, window).slots.flatten(2)
     times.scatter_add_(2, held, torch.ones_like(held, dtype=torch.float64))
     assert clusters == 1 or (times != 1).any()
     expected = expected * (1 + 1e-5 / times.clamp(min=1))[..., None]  # the package divides by the count plus that
@@ -78,7 +77,7 @@ def test_a_source_of_its_own_has_windows_of_its_own() -> None:
     attention, (q, k, v) = built(3), drawn(12)
     k, v = k[:, :, :7], v[:, :, :7]
     got = attention(q, k, v, Context(causal=False, queries=tokens(12), keys=tokens(7)))
-    near = [cosines(units(x), attention.centroids.detach()) for x in (q, k)]
+    near = [units(x) @ units(attention.centroids.detach()).mT for x in (q, k)]
     for b in range(2):
         for h in range(HEADS):
             found: dict[int, list[Tensor]] = defaultdict(list)
@@ -144,7 +143,8 @@ def test_centroids_find_the_clusters() -> None:
     x = F.normalize(centres.repeat(40, 1) + 0.05 * torch.randn(120, 3), dim=-1)[None, None].double()
     centroids = (centres + 0.5 * torch.randn(3, 3))[None].double()
     for _ in range(300):
-        centroids -= 0.3 * pull(units(x), cosines(units(x), centroids).argmax(dim=-1), centroids)
+        found = nearest_centroids(x, centroids, summed=True)
+        centroids -= 0.3 * pull(found.sums, found.tokens, centroids)
     assert (F.normalize(centroids[0], dim=-1) * centres).sum(-1).min() > 0.999
 
 

@@ -1,5 +1,7 @@
 """`anyformer show` prints and draws every registered method."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,19 +11,11 @@ from anyformer.cli import main as cli
 from anyformer.cli.show import _told
 from anyformer.compare.costing import costing
 from anyformer.compare.pictures import draw_position, draw_weights
-from anyformer.pattern.leaves import SLOT_NAMES
-from anyformer.registry import Kind, describe, find, names
+from anyformer.pattern.leaves import SLOT_NAMES, SLOT_PAPERS
+from anyformer.registry import Kind, Maker, describe, find, names
 from anyformer.spec import parse
 
-LEAVES = {
-    "local": "local(2)",
-    "strided": "strided(3)",
-    "dilated": "dilated(2, 2, 2)",
-    "block_local": "block_local(4)",
-    "global_tokens": "global_tokens([0])",
-    "random": "random(2)",
-    "per_head": "per_head((Local(2), 1))",
-}
+LEAVES = {"local": "local(4)", "per_head": "per_head((Local(2), 1))"}  # the others as they are by default
 ATTENTIONS = [name for kind in ("attention", "mixer", "pattern") for name in names(kind) if name != "multihead"]
 
 
@@ -53,6 +47,11 @@ def test_what_mixes(name: str, capsys: pytest.CaptureFixture, tmp_path: Path) ->
         method = describe(name)
         assert " ".join(method.paper.split()) in out
         assert all(f"{knob}: " in out for knob in method.knobs)
+    else:
+        leaf = SLOT_NAMES[name]
+        assert f"{name}: {' '.join(inspect.getdoc(leaf).split())} pattern. {SLOT_PAPERS[name]}" in out
+        assert re.fullmatch(r"\w.* et al\. \d{4}, \d{4}\.\d{5}", SLOT_PAPERS[name])
+        assert all(f"{knob}: " in out for knob in Maker(name, leaf).knobs)
 
 
 @pytest.mark.parametrize("name", names("position"))
@@ -130,3 +129,19 @@ def test_the_same_method_gives_the_same_picture(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
         draw_position(parse("t5"), tmp_path / name, 8, 2, causal=False)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "spec", ["longformer(window=2, ids=[3])", "Local(2) | Flagged([3])", "softmax(pattern=Flagged([3]))"]
+)
+def test_what_flags_by_ids_is_shown(spec: str, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    code, out, err = show(capsys, spec, "--length", "9", "--lengths", "16", "--out", "it.png")
+    assert (code, err) == (0, "")
+    assert is_picture(tmp_path / "it.png")
+    assert "FLOPs = 2 x (" in out
+
+
+def test_a_list_names_where_leaves_come_from(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["list", "pattern", "block*"])
+    assert "1911.02972" in capsys.readouterr().out

@@ -33,10 +33,23 @@ def test_an_encoding_that_widens_what_was_built_for_one_width(attention: str) ->
         af.MultiHead(8, 2, attention=attention, position="pope")
 
 
-@pytest.mark.parametrize("pattern", ["Block(4)", "Global([0]) | Local(1)", "bigbird(block=4)", "random(2)"])
-def test_documents_with_a_pattern_that_counts_places(pattern: str) -> None:
-    layer = af.MultiHead(8, 2, attention=pattern)
-    with pytest.raises(IncompatibleError, match="cannot keep documents of one row apart; give each document a row"):
+@pytest.mark.parametrize(
+    "pattern, fault",
+    [
+        ("Block(4)", "Block(4) counts"),
+        ("Global([0]) | Local(1)", "Global([0]) counts"),
+        ("bigbird(block=4)", "bigbird(block=4, random=3) counts"),
+        ("random(2)", "Random(2, seed=0) counts"),
+        ("sparse_transformer(length=4, summary=1)", "Block(4) and Columns(4, 1) count"),
+        ("complex(attention=softmax(pattern=Block(4)))", "Block(4) counts"),
+    ],
+)
+def test_documents_with_a_pattern_that_counts_places(pattern: str, fault: str) -> None:
+    layer = af.build_mixer(pattern, "none", af.Site(8, 2))
+    expected = (
+        f"cannot keep documents of one row apart, because {fault} places over the whole row; give each document a row"
+    )
+    with pytest.raises(IncompatibleError, match=re.escape(expected)):
         layer(torch.zeros(1, 9, 8), document_ids=torch.zeros(1, 9, dtype=torch.int64))
 
 

@@ -1,5 +1,6 @@
 """Longformer: what its equation says beyond the parity test."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,9 @@ FLAGS = torch.tensor([[1, 0, 0, 0, 0, 0, 1, 0, 0, 0], [0] * 9 + [1], [0, 0, 1, 0
 KEEP = torch.tensor([[1] * 10, [1] * 7 + [0] * 3, [0, 0, 1, 0, 1, 1, 1, 1, 1, 1]]).bool()
 
 
-def built(position: str = "none", *, causal: bool = False, kv_heads: int | None = None, **knobs: int) -> Longformer:
+def built(
+    position: str = "none", *, causal: bool = False, kv_heads: int | None = None, **knobs: int | tuple[int, ...]
+) -> Longformer:
     site = Site(8, 4, causal=causal, max_length=32, kv_heads=kv_heads)
     mixer = Longformer(site, build_position(position, site), **knobs).double()
     for weight in mixer.parameters():
@@ -76,6 +79,35 @@ def test_dilation_spaces_the_window() -> None:
     out = probe(window=2, dilation=3)(EYE)
     assert (out[0, 5] > 0).nonzero()[:, 0].tolist() == [2, 5, 8]
     assert (out[0, 6] > 0).nonzero()[:, 0].tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_may_have_dilations_of_their_own(causal: bool) -> None:
+    mixer = built(causal=causal, window=2, max_globals=2, dilation=(1, 1, 3, 2))
+    torch.nn.init.eye_(mixer.o.weight)
+    x = torch.randn(3, 10, 8, dtype=torch.float64)
+    facts = {"attention_mask": KEEP, "global_mask": FLAGS}
+    together = mixer(x, **facts).unflatten(-1, (4, 2))
+    for head, dilation in enumerate((1, 1, 3, 2)):
+        alike = built(causal=causal, window=2, max_globals=2, dilation=dilation)
+        alike.load_state_dict(mixer.state_dict())
+        alone = alike(x, **facts).unflatten(-1, (4, 2))
+        torch.testing.assert_close(together[:, :, head], alone[:, :, head], rtol=1e-10, atol=1e-12)
+    assert mixer.cost().multiply_adds(10) < built(causal=causal, window=2, max_globals=2).cost().multiply_adds(10)
+
+
+def test_dilations_of_heads_in_a_spec() -> None:
+    spec = parse("longformer(window=2, dilation=[1, 3])")
+    assert canonical(find("mixer", "longformer"), spec) == parse("longformer(window=2, dilation=[1, 3])")
+    site = Site(8, 2)
+    assert build_mixer(spec, "rope", site)(torch.randn(1, 9, 8)).shape == (1, 9, 8)
+    message = (
+        "longformer: expected one dilation, or one for each of the 4 heads, got 2; for example dilation=[1, 1, 1, 2]"
+    )
+    with pytest.raises(SpecError, match=re.escape(message)):
+        build_mixer(spec, "none", Site(8, 4))
+    with pytest.raises(SpecError, match="greater than or equal to 1"):
+        build_mixer("longformer(dilation=[1, 0])", "none", site)
 
 
 def test_a_causal_layer_reads_flagged_tokens_from_later_ones_only() -> None:
@@ -203,7 +235,7 @@ def test_the_layer_supplies_bias_norms_dropout_and_encoding_and_the_spec_the_res
     assert {"q_norm.weight", "for_globals.k_norm.weight"} < set(mixer.state_dict())
     assert any(name.startswith("position.") for name in mixer.state_dict())
     method = find("mixer", "longformer")
-    assert list(method.knobs) == ["window", "max_globals", "dilation"]
+    assert list(method.knobs) == ["window", "max_globals", "dilation", "ids"]
     assert str(canonical(method, parse("longformer(8, 16)"))) == "longformer(window=8)"
     with pytest.raises(SpecError, match="unknown knob 'dropout'"):
         build_mixer("longformer(dropout=0.1)", "none", Site(8, 4))

@@ -22,15 +22,18 @@ def made(n: int, size: int, padded: bool, buckets: int = 5) -> tuple[list[Tensor
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n", "size", "padded"), [(37, 4, True), (32, 8, False), (5, 8, True), (20, 3, False)])
 @pytest.mark.parametrize("few", [0, 2**13])
-@pytest.mark.parametrize("in_tiles", [True, False])
+@pytest.mark.parametrize(("in_tiles", "least"), [(True, 16), (True, 2), (False, 16)])
 def test_equals_all_pairs(
-    causal: bool, n: int, size: int, padded: bool, few: int, in_tiles: bool, monkeypatch: pytest.MonkeyPatch
+    causal: bool, n: int, size: int, padded: bool, few: int, in_tiles: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_node, "pairs_are_fewer", lambda order, causal, size: not in_tiles)
+    monkeypatch.setattr(bucket_pass, "_LEAST", least)
     for module in (bucket_pass, bucket_pairs):
         monkeypatch.setattr(module, "_FEW", few)
         monkeypatch.setattr(module, "tiles_at_once", lambda scores, threads: 3)
-    inputs, order, chunk = made(n, size, padded, buckets=2 * n // size)
+    inputs, order, chunk = made(
+        n, size, padded, buckets=2 if least == 2 else 2 * n // size
+    )  # long ones need all of a window
     out = bucket_forward(*inputs, order, chunk, causal, SCALE, size)[0]
     truth = pass_composite(*inputs, chunk, causal, SCALE)
     torch.testing.assert_close(out, truth, **TIGHT)

@@ -1,6 +1,7 @@
 """Window attention against masked softmax over all pairs in float64, with drawn sizes and every optional term."""
 
 import math
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
@@ -8,16 +9,21 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
+from anyformer.ops import window_cut
 from anyformer.ops.composite import window_attention_composite
 from anyformer.ops.window import window_attention, window_forward
+from anyformer.ops.window_cut import Extras
+from anyformer.ops.window_tiles import WindowTiles
 
-SIZES = st.sampled_from([1, 2, 5, 31, 32, 33, 64, 97, 131])
+SIZES, REACHES = (1, 2, 5, 31, 32, 33, 64, 97, 131), ((0, 1, 9, 40, 200), (0, 2, 7, 300))
+LONG, NARROW = (256, 300, 321), ((0, 1, 9), (0, 2, 7))
 TABLES = ["bias", "query_table", "value_table", "key_table"]
-OPTIONS = ["keep", "asking", "documents", *TABLES, "global_keys", "global_bias", "softcap"]
+OPTIONS = ["keep", "asking", "documents", *TABLES, "global_keys", "global_bias", "full_rows", "full_bias", "softcap"]
 
 
 def reference(q, k, v, *, left, right, scale, causal=False, keep=None, asking=None, documents=None, bias=None,
-              query_table=None, value_table=None, key_table=None, global_keys=None, global_bias=None, softcap=None,
+              query_table=None, value_table=None, key_table=None, global_keys=None, global_bias=None, full_rows=None,
+              full_bias=None, softcap=None,
               kept: torch.Tensor | float = 1.0):  # fmt: skip
     """The definition, over all pairs."""
     (batch, heads, n, _), m, right = q.shape, k.shape[2], 0 if causal else right
@@ -27,6 +33,7 @@ def reference(q, k, v, *, left, right, scale, causal=False, keep=None, asking=No
     by_offset = (offset + left).clamp(0, left + right)
     allowed = near.expand(batch, 1, n, m)
     scores = torch.einsum("bhnd,bhmd->bhnm", q, k)
+    products = scores * scale
     if query_table is not None:
         scores = scores + torch.einsum("bhnd,hnmd->bhnm", q, query_table[:, by_offset] * near[..., None])
     if key_table is not None:
@@ -44,6 +51,14 @@ def reference(q, k, v, *, left, right, scale, causal=False, keep=None, asking=No
             scores = scores + torch.where(
                 far, torch.einsum("bhng,bgm->bhnm", global_bias.expand(batch, -1, -1, -1), column), 0
             )
+    if full_rows is not None:
+        row = F.one_hot(full_rows + 1, n + 1)[..., 1:].to(q.dtype)  # [b f n]
+        full = (row.sum(1) > 0)[:, None, :, None]
+        products = products if softcap is None else softcap * torch.tanh(products / softcap)
+        if full_bias is not None:
+            products = products + torch.einsum("bhfm,bfn->bhnm", full_bias.expand(batch, heads, -1, -1), row)
+        scores, allowed = torch.where(full, products, scores), allowed | full
+        near = near & ~full
     if keep is not None:
         allowed = allowed & keep[:, None, None]
     if documents is not None:
@@ -65,13 +80,14 @@ def random(*shape):
 
 
 @st.composite
-def calls(draw):
+def calls(draw, sizes=SIZES, reaches=REACHES):
     """Tensors and arguments of one call."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    n, heads_of_keys = draw(SIZES), draw(st.sampled_from([1, 2]))
+    n, heads_of_keys = draw(st.sampled_from(sizes)), draw(st.sampled_from([1, 2]))
     m = max(1, draw(st.sampled_from([n, n, n + 3, 2 * n + 1, n - 4])))
     b, h, g = draw(st.sampled_from([1, 2])), heads_of_keys * draw(st.sampled_from([1, 2])), min(3, m)
-    left, right = draw(st.sampled_from([0, 1, 9, 40, 200])), draw(st.sampled_from([0, 2, 7, 300]))
+    f = min(2, n)
+    left, right = (draw(st.sampled_from(each)) for each in reaches)
     arguments = {"left": left, "right": right, "causal": draw(st.booleans()), "scale": 0.4}
     drawn = {
         "keep": torch.rand(b, m) < 0.7,
@@ -83,10 +99,13 @@ def calls(draw):
         "key_table": random(h, left + right + 1, 4),
         "global_keys": torch.stack([torch.randperm(m)[:g].where(torch.rand(g) < 0.8, -1) for _ in range(b)]),
         "global_bias": random(draw(st.sampled_from([1, b])), h, n, g),
+        "full_rows": torch.stack([torch.randperm(n)[:f].where(torch.rand(f) < 0.8, -1) for _ in range(b)]),
+        "full_bias": random(draw(st.sampled_from([1, b])), draw(st.sampled_from([1, h])), f, m),
         "softcap": 1.5,
     }
     chosen = draw(st.sets(st.sampled_from(OPTIONS), max_size=5))
     chosen = chosen | {"global_keys"} if "global_bias" in chosen else chosen
+    chosen = chosen | {"full_rows"} if "full_bias" in chosen else chosen
     return (random(b, h, n, 4), random(b, heads_of_keys, m, 4), random(b, heads_of_keys, m, 3)), {
         **arguments,
         **{name: drawn[name] for name in OPTIONS if name in chosen},
@@ -125,6 +144,34 @@ def test_equals_the_definition(call):
     assert_same(window_attention_composite(*tensors, **arguments), expected, ["out", "lse"], 1e-10)
     wanted = gradients(expected, list(named.values()), probe)
     assert_same(gradients(result, list(named.values()), probe), wanted, named, 1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(calls(sizes=LONG, reaches=NARROW))
+def test_chunks_that_read_keys_where_they_are_equal_the_definition(call):
+    tensors, arguments = call
+    named = leaves(tensors, arguments)
+    expected = reference(*tensors, **arguments)
+    probe = [torch.randn_like(x) for x in expected]
+    with patch.object(window_cut, "tiles_at_once", lambda scores, threads: 1):
+        result = window_attention(*tensors, **arguments)
+        found = gradients(result, list(named.values()), probe)
+    assert_same(result, expected, ["out", "lse"], 1e-10)
+    assert_same(found, gradients(expected, list(named.values()), probe), named, 1e-10)
+
+
+@pytest.mark.parametrize("global_keys", [None, torch.tensor([[3]])])
+def test_only_the_ends_of_keys_and_gradients_are_copied(global_keys):
+    k = torch.randn(400, 4)
+    none = Extras(*[None] * 6, global_keys, None, None)
+    with patch.object(window_cut, "tiles_at_once", lambda scores, threads: 1):
+        layout = WindowTiles(k[None, None], k[None, None], 7, 2, False, none, 1)
+    keys, gradient = layout.load(0, k, "keys"), layout.gradient_room(k, "d_keys")
+    assert keys.parts[1] is k
+    assert gradient.parts[1] is k
+    assert sum(each.shape[0] for each in (keys.parts[0], keys.parts[2])) < 200
+    apart = torch.randn(400, 8)[:, ::2]
+    assert layout.load(0, apart, "keys").parts[1] is not apart
 
 
 @settings(max_examples=15, deadline=None)
@@ -296,12 +343,13 @@ def test_the_composite_differentiates_twice():
 @pytest.mark.parametrize("full", [False, True])
 def test_opcheck(full):
     q, k, v = random(2, 4, 37, 4), random(2, 2, 40, 4), random(2, 2, 40, 3)
-    extras = [None] * 10
+    extras = [None] * 12
     if full:
         keep, asking = torch.rand(2, 40) < 0.8, torch.rand(2, 37) < 0.8
         extras = [keep, asking, torch.zeros(2, 40, dtype=torch.long), random(4, 12),
                   random(4, 12, 4), random(4, 12, 3), random(4, 12, 4),
-                  torch.tensor([[0, 3], [1, -1]]), random(1, 4, 37, 2), torch.tensor(5)]  # fmt: skip
+                  torch.tensor([[0, 3], [1, -1]]), random(1, 4, 37, 2),
+                  torch.tensor([[-1, 3], [36, 0]]), random(2, 1, 2, 40), torch.tensor(5)]  # fmt: skip
     plain = (5, 6, False, None, 0.3, 2.0, 0.2, True) if full else (5, 6, True, [1, 2, 9, 0], 0.3, 0.0, 0.0, False)
     torch.library.opcheck(window_forward, (q, k, v, *extras, *plain))
 

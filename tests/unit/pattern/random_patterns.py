@@ -31,7 +31,7 @@ def _upto(most: int, least: int = 0) -> st.SearchStrategy[int]:
 
 
 leaves: st.SearchStrategy[Pattern] = st.one_of(
-    st.sampled_from([Full(), Causal(), Flagged()]),
+    st.sampled_from([Full(), Causal(), Flagged(), Flagged([5, 3])]),
     st.builds(Local, _upto(9), _upto(9)),
     st.builds(Strided, _upto(12, 1)),
     st.builds(Dilated, _upto(4), _upto(4), _upto(5, 1)),

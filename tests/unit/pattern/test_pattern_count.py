@@ -13,6 +13,7 @@ PATTERNS = [
     "Strided(7)",
     "~Local(3)",
     "Random(3, seed=1)",
+    "Local(5) | Strided(30) | Global([0, 9]) | Random(3, seed=1)",
     "PerHead((Local(5), 1), (Strided(7), 1))",
     "PerLayer(Local(2), Strided(3))",
 ]

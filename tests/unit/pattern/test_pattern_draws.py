@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
-from anyformer.pattern import Facts
-from anyformer.pattern._hash import mix, pick, row_key
+from anyformer.pattern import Facts, from_head
+from anyformer.pattern._hash import any_equal, mix, pick, row_key
 from anyformer.pattern.bigbird import bigbird
 from anyformer.pattern.leaves import Random, RandomBlocks
+from anyformer.pattern.read import pattern_of
 
 FAMILIES = [
     Random(3, seed=1),
@@ -138,3 +139,21 @@ def test_mutual_draws_are_symmetric():
     once = Random(2).dense(30, heads=2)
     assert torch.equal(mask, once | once.mT)
     assert torch.equal(Random(2, mutual=True).dense(30, causal=True), Random(2).dense(30, causal=True))
+
+
+def test_looking_up_in_a_row_of_numbers_gives_what_comparing_gives() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(-1, 90, (2, 50, 1), generator=generator) for _ in range(3)]
+    row = torch.cat([torch.arange(70), torch.tensor([5, 5, 88]), torch.tensor([-1, -3])])
+    one_by_one = torch.cat([any_equal(drawn, number) for number in row], dim=-1)
+    assert torch.equal(any_equal(drawn, row), one_by_one)
+    assert torch.equal(any_equal(drawn, row.view(1, 1, 1, -1)), one_by_one[None])
+
+
+def test_a_pattern_from_a_head_on_draws_as_that_head() -> None:
+    pattern = pattern_of("Random(3, seed=1) & ~Local(2) | Strided(7)")
+    later = from_head(pattern, 2, causal=False)
+    assert torch.equal(later.dense(40, heads=2), pattern.dense(40, heads=4)[2:])
+    assert later.density(40, heads=2) == float(pattern.dense(40, heads=4)[2:].double().mean())
+    assert repr(later) == "Random(3, seed=1) of heads from 2 & ~Local(2) | Strided(7)"
+    assert from_head(pattern_of("Local(2)"), 2, causal=False) == pattern_of("Local(2)")
