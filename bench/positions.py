@@ -1,11 +1,12 @@
 """What each position encoding costs by itself, from 1k to 64k tokens: to build it, and seconds and memory of forward and backward.
 
-python -m bench.positions           measures what `results/bench-positions/lines.jsonl` lacks, on a quiet machine; minutes
+python -m bench.positions           measures what `results/bench-positions/lines.jsonl` lacks; minutes
 python -m bench.positions --draw    table and chart of the lines there are
 
 An encoding's own cost is that of a Transformer of one block, causal, with softmax over the last 64 tokens, less the same without an
-encoding, timed in turns. Biases and terms of scores thus pay for the pairs of a window, not for all. What runs step by step from
-one position to the next (`rnn`, `rnn_front`, `floater`) stands out. A cell that would take too long has a line that says so.
+encoding, timed in turns: seconds of the processor on one thread, which other work on the machine hardly changes. Biases and terms
+of scores thus pay for the pairs of a window, not for all. What runs step by step from one position to the next (`rnn`, `rnn_front`,
+`floater`) stands out. A cell that would take too long has a line that says so.
 """
 
 import argparse
@@ -40,9 +41,9 @@ class Stand:
 
     def __init__(self, position: str, length: int) -> None:
         site = Site(DIM, HEADS, causal=True, max_length=length)
-        started = time.perf_counter()
+        started = time.process_time()
         axes = build_position(position, site).axes
-        self.seconds = time.perf_counter() - started
+        self.seconds = time.process_time() - started
         self.model = af.Transformer(
             af.ModelConfig(
                 vocab=8, dim=DIM, depth=1, heads=HEADS, attention=CARRIER, position=position, max_length=length
@@ -121,16 +122,15 @@ def measure(with_: Stand, without: Stand) -> dict[str, Any]:
         **{name: [round(median(found), 6) for found in times] for name, times in taken.items()},
         "memory": memory,
         "rounds": len(taken["forward"][0]),
-        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
 
 
 def seconds_of(call: Callable[[], None]) -> float:
-    """Of one call."""
-    started = time.perf_counter()
+    """Of the processor, in one call."""
+    started = time.process_time()
     call()
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def own(line: dict[str, Any], what: str) -> float:
@@ -145,13 +145,12 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     lengths = sorted({line["length"] for line in ran})
     bare = [f"{_told(_median(ran, length, 1))} at {length}" for length in lengths]
     times, sizes = (" | ".join(f"{length}, {unit}" for length in lengths) for unit in ("ms", "MiB"))
-    threads = f"{ran[0]['threads']} thread{'s' if ran[0]['threads'] > 1 else ''}"
     head = (
         "# Costs of position encodings\n\n"
-        f"A Transformer of one block, causal, width {DIM}, {HEADS} heads, softmax over the last 64 tokens, one row; {threads}.\n"
-        "Milliseconds that the encoding adds to forward + backward (forward alone in brackets), and MiB that it adds to the peak\n"
-        "of forward + backward, at each number of tokens; last, the milliseconds to build it for the most. Below a tenth of the\n"
-        f"model without an encoding, differences are mostly noise; that model takes {', '.join(bare)} ms.\n"
+        f"A Transformer of one block, causal, width {DIM}, {HEADS} heads, softmax over the last 64 tokens, one row; one thread.\n"
+        "Milliseconds of the processor that the encoding adds to forward + backward (forward alone in brackets), and MiB that it\n"
+        "adds to the peak of forward + backward, at each number of tokens; last, the milliseconds to build it for the most. Below\n"
+        f"a tenth of the model without an encoding, differences are mostly noise; that model takes {', '.join(bare)} ms.\n"
         "Made by `python -m bench.positions` from `lines.jsonl`; drawn in `positions.png`.\n\n"
         f"| encoding | {times} | {sizes} | build, ms |\n|---|{'---|' * (2 * len(lengths) + 1)}\n"
     )
@@ -223,11 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--positions", nargs="+", default=names("position"), help="specs of encodings")
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--limit", type=float, default=40.0, help="seconds beyond which a cell is not tried")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (_HELD, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "lines.jsonl"

@@ -13,6 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
+_NUMBERS = 1 << 20  # of copied vectors that are held at once where they must be
+
+
 class PairLists(NamedTuple):
     """As many keys for each row, by row and by key.
 
@@ -54,8 +57,12 @@ def sums_by_key(w: Float[Tensor, "rows r"], x: Float[Tensor, "rows d"], lists: P
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, k: Tensor, lists: PairLists) -> Tensor:
-        _silence()
         (rows, r), device = lists.keys.shape, q.device
+        if not torch.backends.mkl.is_available():  # without it torch has no such product on a processor
+            count = max(1, _NUMBERS // max(1, r * q.shape[1]))
+            pieces = zip(q.split(count), lists.keys.split(count), strict=True)
+            return torch.cat([torch.einsum("id,ird->ir", rows, k[keys.long()]) for rows, keys in pieces])
+        _silence()
         ends = torch.arange(0, rows * r + 1, r, dtype=lists.keys.dtype, device=device)
         shape, room = (rows, lists.slots), q.new_zeros(rows * r)
         pattern = torch.sparse_csr_tensor(ends, lists.keys.flatten(), room, shape, check_invariants=False)

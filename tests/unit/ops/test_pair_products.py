@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from anyformer.ops import pair_products
 from anyformer.ops.pair_products import pair_lists, products, sums, sums_by_key
 
 KEYS = torch.tensor([[0, 4, 4], [8, 1, 0], [2, 2, 2], [7, 8, 6]])  # 3 and 5 are nobody's
@@ -23,6 +24,14 @@ def test_products_and_sums_equal_those_over_all_pairs() -> None:
     torch.testing.assert_close(products(q, k, lists), (q @ k.T).gather(1, KEYS), rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(sums(w, k, lists), spread @ k, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(sums_by_key(w, q, lists), spread.T @ q, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("numbers", [1, 1 << 20])
+def test_products_are_the_same_without_mkl(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    monkeypatch.setattr(pair_products, "_NUMBERS", numbers)
+    q, k, _ = _operands()
+    torch.testing.assert_close(products(q, k, pair_lists(KEYS, 9)), (q @ k.T).gather(1, KEYS), rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("number", range(3))
