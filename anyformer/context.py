@@ -45,7 +45,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The term scale * (q_i . keys[r] + k_j . queries[r]) as tables over rectangles r of offsets of key minus query on a grid.
+    """Terms by rectangles r of offsets of key minus query on a grid: scale * (q_i . keys[r] + k_j . queries[r]), v_j + values[r].
 
     Args:
         edges: first and last row, first and last column of each; together they hold every offset once.
@@ -54,6 +54,7 @@ class Boxes:
     edges: Int[Tensor, "r 4"]
     keys: Float[Tensor, "h r d"] | None = None
     queries: Float[Tensor, "h r d"] | None = None
+    values: Float[Tensor, "h r v"] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ class Encoding:
         scale: factor on the product of query and key; None leaves it to the attention (head_dim ** -0.5).
         rotate: `(q, k) -> (q, k)`, the transform of ROTATE or of AUGMENT, which widens both.
         turn: `v -> v` and `turn_back`: `out -> out`, the transform of TURN.
-        logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the terms on the scaled logits, to be added to them, pair
-            by pair.
+        logits: `(q[b h n d], k[b h m d]) -> [b|1 h n m]`, the sum of the terms on the scaled logits, pair by pair.
         values: `weights[b h n m] -> [b h n v]`, the sum of the VALUE terms, to be added to the output.
         offsets: `(low, high) -> Offsets`, every term on logits and values as tables over offsets low..high of key minus query,
             both included; holds where positions are places (`arithmetic`).
@@ -77,7 +77,7 @@ class Encoding:
             at most 0, and 0 for padding; `logits` has their sums.
         rates: what each head's log weight loses a token of distance (DECAY).
         clip: how far before and after a query the offsets go that differ from each other (CLIPPED).
-        grid: `offsets[r 2] -> [h r]`, the term of GRID for offsets of key minus query.  boxes: `() -> Boxes`, that of BOXES.
+        grid: `offsets[r 2] -> [h r]`, the term of GRID for offsets of key minus query.  boxes: `() -> Boxes`, those of BOXES.
         rebind: `(queries, keys) -> Encoding`, the same encoding bound to some of the tokens; None where it knows more of them
             than their side.  between: `(queries, keys, start) -> Encoding`, bound to keys in a row from slot `start` on, of which
             the last query stands at the last; None where its terms are not of what stands between.

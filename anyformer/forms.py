@@ -4,6 +4,7 @@ A position encoding consists of terms (Shaw's has two: one on the keys, one on t
 forms; an attention lists the forms it can use, best first. `judge` takes, for each term, the first form they share.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol, runtime_checkable
@@ -22,9 +23,10 @@ class Form(Enum):
     BIAS = "adds b[h](pos_q, pos_k) to the scaled logits"
     TOEPLITZ = "adds t[h, pos_k - pos_q] to the scaled logits, given as a table over offsets"
     GRID = "adds t[h, pos_k - pos_q] for positions on a grid: its table over offsets is BIAS seen from the origin"
-    BOXES = "adds a product of query or key with a vector for each of few rectangles of offsets on a grid"
+    BOXES = "the terms of SCORE and VALUE whose vectors are all alike in each of few rectangles of offsets on a grid"
     DECAY = "multiplies weights by exp(-rate[h] * distance), as a running state that fades"
     SCORE = "adds a term of query, key and both positions to the scaled logits"
+    APART = "the term of SCORE where it reads both positions and nothing of query and key"
     TABLE = "adds vectors of the offset pos_k - pos_q to keys and values, given as tables over offsets"
     CLIPPED = "the terms of TABLE and VALUE whose vectors are all alike beyond a distance on each side"
     AUGMENT = "appends columns to queries and keys whose product is the term"
@@ -69,6 +71,8 @@ class OffersForms(Protocol):
     """Whether ROTATE gives wider queries and keys."""
     long_columns: bool
     """Whether what AUGMENT appends is so long that random features cannot estimate its products."""
+    lacks: Mapping[Form, str]
+    """Why it has no such form, said after its name where an attention could have used it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ def judge(attention: ReadsForms, position: OffersForms, site: Site) -> Verdict:
             chosen.append(usable)
             continue
         names = " or ".join(form.name.lower() for form in offered)
-        return Verdict("refused", f"{attention.name} cannot use {position.name} ({names}): {attention.refusal}")
+        why = next((f", which {position.lacks[form]}" for form in attention.forms if form in position.lacks), "")
+        return Verdict("refused", f"{attention.name} cannot use {position.name} ({names}){why}: {attention.refusal}")
     if attention.estimates and position.long_columns and Form.AUGMENT in chosen:
         return Verdict(
             "refused",

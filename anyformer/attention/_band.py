@@ -117,7 +117,7 @@ def global_slots(parts: Parts, context: Context, k: Tensor) -> Int[Tensor, "b g"
         hub = hub | ((places == place) & (place < end))
     if parts.flagged and flags is not None:
         hub = hub | (flags if keep is None else flags & keep)
-    most = int(hub.sum(dim=1).max()) if parts.flagged else len(parts.tokens)
+    most = int(hub.sum(dim=1).max()) if parts.flagged and b else len(parts.tokens)
     if not most:
         return None
     hub = F.pad(hub, (0, most))  # room for all of them at any length that an exported program meets

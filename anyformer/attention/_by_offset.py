@@ -85,8 +85,8 @@ def by_boxes(x: Products, context: Context) -> Float[Tensor, "b h n v"]:
 
     k, v, told = (where.of_keys(repeat_heads(y, heads)) for y in (x.k, x.v.to(x.k.dtype), x.raw[1]))
     of_query, of_key = factors(where.of_queries(x.raw[0]), boxes.keys), factors(told, boxes.queries)
-    q = gridded(where.of_queries(x.q))
-    num, den = box_sums(q, gridded(k), gridded(v), boxes.edges, of_query, of_key, causal=context.causal)
+    q, values = gridded(where.of_queries(x.q)), boxes.values
+    num, den = box_sums(q, gridded(k), gridded(v), boxes.edges, of_query, of_key, values, causal=context.causal)
     num, den = (where.back(y.flatten(2, 3)[:, :, : where.length], n) for y in (num, den.unsqueeze(-1)))
     return divided(num, den[..., 0] if x.rule.denominator != "none" else None, x.rule, x.v)
 

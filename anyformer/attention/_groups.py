@@ -166,11 +166,12 @@ def _scored(
     for term in (added, bias):
         if term is not None:
             logits = logits + term.to(wide)
-    if allowed is None:
+    if allowed is None and added is None:
         return logits, None
-    empty = ~allowed.any(dim=-1, keepdim=True)
-    # in place: nothing needs them as they were
-    return logits.masked_fill_(~allowed, -torch.inf).masked_fill_(empty, 0.0), empty
+    if allowed is not None:
+        logits = logits.masked_fill_(~allowed, -torch.inf)  # in place: nothing needs them as they were
+    empty = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf  # an encoding may shut pairs too
+    return logits.masked_fill_(empty, 0.0), empty
 
 
 def _weighed(weights: Tensor, v: Tensor, empty: Tensor | None, terms: Terms | None, dropout: float) -> Tensor:

@@ -8,7 +8,7 @@ Equation, for each channel, over the places j that padding and causality leave t
     full:    w_ij = u_i . t_j with learned u, t [max_length rank]      simple:  w_ij = 0
     local:   the same where |i - j| < window, else 0                   conv:    w_ij = f[h, j - i] there, else 0
 
-and, of every variant, plus the bias b_ij of a position encoding.
+and, of every variant, plus the bias b_ij of a position encoding: any term of a pair that reads places or the tokens in between.
 Deviations: queries, keys and values are split into heads, so that a bias may differ by head, as f does; f has no normalisation.
 """
 
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from anyformer.attention.base import Attention
-from anyformer.context import Context, Encoding
+from anyformer.context import Context
 from anyformer.cost import Cost
 from anyformer.errors import SpecError
 from anyformer.forms import Form
@@ -49,7 +49,7 @@ class AFT(Attention):
     summary = "every channel averages the values with weights from keys and places; queries gate the result"
     paper = "Zhai et al. 2021, 2105.14103"
     family = ("new framework", "attention-free")
-    forms = (Form.TOEPLITZ, Form.BIAS, Form.TURN, Form.EMBED)
+    forms = (Form.TOEPLITZ, Form.BIAS, Form.APART, Form.GATES, Form.TURN, Form.EMBED)
     refusal = (
         "its queries meet no keys, so there is no product to rotate or score; use an encoding that is added at the embedding or "
         "biases pairs by their places, such as alibi or t5"
@@ -100,18 +100,16 @@ class AFT(Attention):
                 f"build with max_length={m}, shorten the input, or use variant=conv or simple"
             )
         keys, encoding = context.keys, context.encoding
-        if context.cache is not None:
-            keys, moved = leftmost(keys, k.transpose(1, 2), v.transpose(1, 2))
-            k, v = (part.transpose(1, 2) for part in moved)
-            if encoding.rebind is not None:
-                encoding = encoding.rebind(context.queries, keys)
-        keep = keys.keep
-        if keep is not None:
+        if (keep := keys.keep) is not None:
             k, v = (torch.where(keep[:, None, :, None], part, torch.zeros_like(part)) for part in (k, v))
         v = v if encoding.turn is None else encoding.turn(v)
         wide = torch.promote_types(torch.float32, q.dtype)
         k, v = (repeat_heads(part, q.shape[1]).to(wide) for part in (k, v))
-        w = self._bias(q, k, context.queries, encoding)
+        given = None if encoding.logits is None else encoding.logits(q, k).to(wide)
+        if context.cache is not None:
+            keys, k, v, given = _to_the_left(keys, k, v, given)
+            keep = keys.keep
+        w = self._bias(q, k, context.queries, given)
         if not context.causal:
             out = averaged(k, v, w, keep, q.shape[2])
         elif context.cache is None or m == q.shape[2]:
@@ -122,9 +120,8 @@ class AFT(Attention):
         out = torch.sigmoid(q) * out.to(q.dtype)
         return out if encoding.turn_back is None else encoding.turn_back(out)
 
-    def _bias(self, q: Tensor, k: Tensor, queries: Side, encoding: Encoding) -> Float[Tensor, "#b #h n m"] | None:
-        """w of the module's equation; None where it is 0."""
-        given = None if encoding.logits is None else encoding.logits(q, k).to(k.dtype)
+    def _bias(self, q: Tensor, k: Tensor, queries: Side, given: Tensor | None) -> Float[Tensor, "#b #h n m"] | None:
+        """w of the module's equation, the encoding's bias included; None where it is 0."""
         if self.variant == "simple":
             return given
         offsets = torch.arange(k.shape[2], device=q.device) - queries.places[..., None]  # b|1 n m
@@ -137,6 +134,17 @@ class AFT(Attention):
             own = torch.einsum("bnr,mr->bnm", rows, columns)
             own = (own if self.variant == "full" else own.masked_fill(~near, 0.0))[:, None]
         return own.to(k.dtype) if given is None else own.to(k.dtype) + given
+
+
+def _to_the_left(
+    keys: Side, k: Tensor, v: Tensor, bias: Tensor | None
+) -> tuple[Side, Tensor, Tensor, Float[Tensor, "#b #h n m"] | None]:
+    """Keys, values and the bias `[b|1 h n m]` of their pairs with the slot of each real key its place."""
+    if bias is None:
+        keys, (k, v) = leftmost(keys, k.transpose(1, 2), v.transpose(1, 2))
+        return keys, k.transpose(1, 2), v.transpose(1, 2), None
+    keys, (k, v, bias) = leftmost(keys, k.transpose(1, 2), v.transpose(1, 2), bias.movedim(3, 1))
+    return keys, k.transpose(1, 2), v.transpose(1, 2), bias.movedim(1, 3)
 
 
 Sums = tuple[Tensor, Tensor, Tensor]

@@ -10,7 +10,7 @@ from anyformer.errors import SpecError
 from anyformer.forms import Verdict
 from anyformer.model.build import build_position, position_slot, slot, verdict
 from anyformer.model.config import ModelConfig
-from anyformer.pattern.leaves import SLOT_NAMES, PerHead
+from anyformer.pattern.leaves import LEAVES, SLOT_NAMES, PerHead, PerLayer
 from anyformer.registry import Kind, Maker, bind, canonical, find, names, sequence_knobs
 from anyformer.site import Site
 from anyformer.spec import Spec, expand, parse
@@ -174,8 +174,9 @@ def verdict_in_a_row(attention: str, position: str, site: Site) -> Verdict:
 
 def _method_of(kind: str, name: str) -> Maker | None:
     """The method, scheme or leaf of this name; None for a pattern expression and for a name that does not exist."""
-    if kind == "attention" and name in SLOT_NAMES:
-        return None if SLOT_NAMES[name] is PerHead else Maker(name, SLOT_NAMES[name])
+    leaf = LEAVES.get(name) or SLOT_NAMES.get(name) if kind == "attention" else None
+    if leaf is not None:
+        return None if leaf in (PerHead, PerLayer) else Maker(name, leaf)
     kinds: tuple[Kind, ...] = ("attention", "mixer", "pattern") if kind == "attention" else ("position", "task")
     return next((find(each, name) for each in kinds if name in names(each)), None)
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from anyformer.context import Context, Offsets
+from anyformer.context import Boxes, Context, Offsets
 from anyformer.forms import Form
 from anyformer.ops.softmax import repeat_heads
 from anyformer.pattern.pairs import pairs
@@ -98,11 +98,15 @@ def products(scale: float, softcap: float | None = None) -> Callable[[Tensor, Te
 def weighing(context: Context) -> Context:
     """The same without dropout and without what the encoding does to values, which are no part of the weights."""
     encoding = context.encoding
-    offsets = encoding.offsets
+    offsets, boxes = encoding.offsets, encoding.boxes
 
     def logits_only(low: int, high: int) -> Offsets:
         assert offsets is not None
         return replace(offsets(low, high), values=None)
+
+    def boxes_on_logits() -> Boxes:
+        assert boxes is not None
+        return replace(boxes(), values=None)
 
     encoding = replace(
         encoding,
@@ -111,6 +115,7 @@ def weighing(context: Context) -> Context:
         turn_back=None,
         values=None,
         offsets=None if offsets is None else logits_only,
+        boxes=None if boxes is None else boxes_on_logits,
     )
     return replace(context, encoding=encoding, dropout=0.0)
 

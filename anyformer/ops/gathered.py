@@ -37,7 +37,7 @@ def gathered_attention(
     """
     wide = torch.promote_types(torch.float32, q.dtype)
     k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
-    copying = q.device.type != "cpu"
+    copying = q.device.type != "cpu" or not q.shape[0]  # lists are read sample by sample
     if copying:
         logits = (_listed(k, index).to(wide) @ q.to(wide)[..., None])[..., 0] * scale  # [b h n r]
     else:

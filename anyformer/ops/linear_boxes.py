@@ -22,10 +22,11 @@ def box_sums(
     edges: Int[Tensor, "r 4"],
     of_query: Float[Tensor, "b h y x r"] | None,
     of_key: Float[Tensor, "b h y x r"] | None,
+    values: Float[Tensor, "h r v"] | None = None,
     *,
     causal: bool,
 ) -> tuple[Float[Tensor, "b h y x v"], Float[Tensor, "b h y x"]]:
-    """sum_j w_ij v_j and sum_j w_ij for w_ij = (q_i . k_j) of_query[i, r] of_key[j, r], r the rectangle that holds j - i.
+    """sum_j w_ij (v_j + values[r]) and sum_j w_ij for w_ij = (q_i . k_j) of_query[i, r] of_key[j, r], r the rectangle of j - i.
 
     Running sums are kept in float64, for what is read of them are differences. Keys that do not count are 0.
 
@@ -33,6 +34,7 @@ def box_sums(
         edges: for each rectangle the first and the last row and the first and the last column of the offsets of key minus query;
             they do not overlap, and where `causal` offset 0 lies on none but corners of them.
         of_query, of_key: factors of each token; None: 1.
+        values: added to the values of the keys in a rectangle; None: nothing.
         causal: whether keys of earlier rows and of earlier or the same columns of the same row only, row by row.
     """
     v = torch.cat([v, v.new_ones(*v.shape[:4], 1)], dim=-1)
@@ -41,7 +43,7 @@ def box_sums(
     channels, out = max(1, NUMBERS // max(of_channel, 1)), torch.zeros_like(v)
     for first in range(0, k.shape[4], channels):
         part = slice(first, first + channels)
-        out = out + recomputed(_summed, q[..., part], k[..., part], v, boxes, of_query, of_key)
+        out = out + recomputed(_summed, q[..., part], k[..., part], v, boxes, of_query, of_key, values)
     return out[..., :-1], out[..., -1]
 
 
@@ -56,6 +58,7 @@ def _summed(
     boxes: list[tuple[int, tuple[int, int, int, int]]],
     of_query: Tensor | None,
     of_key: Tensor | None,
+    values: Tensor | None,
 ) -> Tensor:
     """The part of the sums that some channels of the features have, [b h y x v]."""
     out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
@@ -67,7 +70,10 @@ def _summed(
             band, rows = _between(sums, first, last, 2), (first, last)
         box = _between(band, left, right, 3)  # [b h y x f v]
         found = (q.unsqueeze(-2).to(box.dtype) @ box).squeeze(-2)
-        out = out + (found if of_query is None else found * of_query[..., r, None])
+        found = found if of_query is None else found * of_query[..., r, None]
+        out = out + found
+        if values is not None:  # the last channel is the sum of the weights
+            out = out + F.pad(found[..., -1:] * values[:, r, None, None].to(found.dtype), (0, 1))
     return out.to(v.dtype)
 
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
 _NUMBERS = 1 << 20  # of copied vectors that are held at once where they must be
 
 

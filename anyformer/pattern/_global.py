@@ -85,7 +85,7 @@ class Flagged(Pattern):
         object.__setattr__(self, "ids", tuple(sorted(set(self.ids))))
 
     def meets(self, batch: Places, head: Places, q: Places, k: Places, facts: Facts) -> Bool[Tensor, "..."]:
-        if facts.flags is None or facts.flags.shape[1] == 0:
+        if facts.flags is None or facts.flags.numel() == 0:
             return q.new_zeros((), dtype=torch.bool)
         key = self._holds(batch, k, facts)
         return key if facts.causal else key | self._holds(batch, q, facts)

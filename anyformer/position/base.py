@@ -1,5 +1,6 @@
 """The base of every position encoding."""
 
+from collections.abc import Mapping
 from math import isqrt
 from typing import ClassVar, Literal
 
@@ -30,7 +31,7 @@ class Position(nn.Module):
         VALUE      value(weights, q_pos, k_pos)              ROW       row(q, k, logits, facts)
         GATES      prepare(x, tokens, state)                 DECAY     rates(device)
         CLIPPED    clip, and tables(low, high)               GRID      bias(head, q_pos, k_pos)
-        BOXES      boxes()
+        BOXES      boxes()                                   APART     score, which reads only the shapes of q and k
 
     Positions are integers `[b|1 n]` (`[b|1 n 2]`, row and column, where `axes` is 2), passed in; no encoding counts for itself.
     BIAS and SCORE are the reference of every faster form of the same term.
@@ -67,6 +68,8 @@ class Position(nn.Module):
         """Whether ROTATE gives wider queries and keys."""
         self.long_columns = False
         """Whether what AUGMENT appends is so long that random features cannot estimate its products."""
+        self.lacks: Mapping[Form, str] = {}
+        """Why it has no such form, said after its name where an attention could have used it."""
         self.causal_only = False
         self.limit: int | tuple[int, int] | None = None
         """Positions 0..limit-1 exist, on a grid these rows and these columns; None: any."""
@@ -187,7 +190,7 @@ class Position(nn.Module):
         raise NotImplementedError
 
     def boxes(self) -> Boxes:
-        """The term on logits as tables over rectangles of offsets on the grid."""
+        """Every term on logits and values as tables over rectangles of offsets on the grid."""
         raise NotImplementedError
 
     def score(

@@ -60,7 +60,7 @@ def bind(
         rebind=None if position.reads_tokens else rebind,
         between=between if facts is not None and bound.forms <= _BETWEEN else None,
         arithmetic=q_side.arithmetic and k_side.arithmetic and everywhere,
-        learned=bool(bound.forms & {Form.SCORE, Form.TABLE}) or any(True for _ in position.parameters()),
+        learned=bool(bound.forms & {Form.SCORE, Form.TABLE, Form.APART}) or any(True for _ in position.parameters()),
     )
 
 
@@ -114,10 +114,13 @@ def _where_placed(without: Tensor | None, shift: Tensor) -> Tensor:
 
 _WRITTEN_OUT = {
     Form.BIAS: {Form.BIAS, Form.TOEPLITZ, Form.GRID, Form.DECAY},
-    Form.SCORE: {Form.SCORE, Form.TABLE, Form.BOXES},
+    Form.SCORE: {Form.SCORE, Form.TABLE, Form.APART},
     Form.VALUE: {Form.VALUE},
 }
-"""The forms of which each is the reference, beside CLIPPED, which is of that one which its term offers too."""
+"""The forms of which each is the reference."""
+
+_OF_EITHER = {Form.CLIPPED, Form.BOXES}
+"""Forms whose reference is that one which their term offers too."""
 
 
 _BETWEEN = {Form.ROW, Form.EMBED}
@@ -136,9 +139,9 @@ class _Bound:
 
     def has(self, reference: Form) -> bool:
         """Whether a term is chosen in one of the forms that `reference` writes out pair by pair."""
-        same, clipped = _WRITTEN_OUT[reference], Form.CLIPPED in self.forms
+        same, either = _WRITTEN_OUT[reference], self.forms & _OF_EITHER
         return any(
-            self.forms & same & set(offered) or (clipped and {reference, Form.CLIPPED} <= set(offered))
+            self.forms & same & set(offered) or (reference in offered and either & set(offered))
             for offered in self.position.forms
         )
 

@@ -59,6 +59,7 @@ class DecomposedRel(Position):
                 f"to_columns={to_columns}; a grid has both"
             )
         self.forms = ((Form.SCORE,),)
+        self.lacks = {Form.BOXES: "has a factor of its own for every row and every column, with no end to the offsets"}
         height = isqrt(site.max_length) if rows is None else rows
         self.size = (height, height if columns is None else columns)
         self.to_size = self.size if to_rows is None or to_columns is None else (to_rows, to_columns)

@@ -40,6 +40,9 @@ class Fire(Position):
     ) -> None:
         super().__init__(site)
         self.forms = ((Form.BIAS,),)
+        self.lacks = {
+            Form.TOEPLITZ: "is not Toeplitz: past the first L tokens, L learned, the query's own place divides the distance"
+        }
         self.relative = False
         self.threshold = threshold
         self.rate = nn.Parameter(torch.tensor(float(rate)))

@@ -80,7 +80,9 @@ class Irpe(Position):
         self.levels = levels(ratio)
         boxes = method in ("product", "cross")
         on_logits = (Form.GRID, Form.BIAS) if kind == "bias" else (Form.BOXES, Form.SCORE) if boxes else (Form.SCORE,)
-        self.forms = (on_logits,) * bool({"q", "k"} & set(on)) + ((Form.VALUE,),) * ("v" in on)
+        on_values = (Form.BOXES, Form.VALUE) if boxes else (Form.VALUE,)
+        self.forms = (on_logits,) * bool({"q", "k"} & set(on)) + (on_values,) * ("v" in on)
+        self.lacks = {} if boxes else {Form.BOXES: "has rings for buckets, over which no few running sums reach"}
         far = self.levels[-1]
         rows = {"product": (2 * far + 1) ** 2, "cross": 2 * far + 1}.get(method, far + 1)
         shape = ((1 + (method == "cross"),) if shared else (1 + (method == "cross"), site.heads)) + (rows,)
@@ -119,7 +121,7 @@ class Irpe(Position):
         edges = torch.stack([-stops[i], -starts[i], -stops[j], -starts[j]], dim=1)
         rows, columns = steps[i] + far, steps[j] + far
         tables = {}
-        for term, name, sign in (("k", "keys", 1), ("q", "queries", -1)):
+        for term, name, sign in (("k", "keys", 1), ("q", "queries", -1), ("v", "values", 1)):
             if term in self.on:
                 tables[name] = self._of_boxes(self.entries[term], rows, columns, sign)
         return Boxes(edges, **tables)

@@ -63,6 +63,7 @@ class Randomized(Position):
             raise SpecError(
                 f"randomized: {self.base.name} reads no single positions; use a base such as rope, t5 or learned"
             )
+        self.lacks = dict.fromkeys(_BY_OFFSET, "draws positions, so that offsets are no distances between tokens")
         self.relative = False
         self.causal_only = self.base.causal_only
         self.scope = self.base.scope

@@ -57,7 +57,9 @@ class Tupe(Position):
                 f"above the {side // 2} distances with a bucket each, got buckets={buckets} and max_distance={max_distance}"
             )
         # next to the class token the bias is no function of the offset
-        self.forms = ((Form.AUGMENT, Form.SCORE),) + ((Form.BIAS,) if cls else (Form.TOEPLITZ, Form.BIAS),) * relative
+        self.forms = ((Form.AUGMENT, Form.SCORE, Form.APART),) + (
+            (Form.BIAS,) if cls else (Form.TOEPLITZ, Form.BIAS),
+        ) * relative
         self.relative = False
         self.limit = site.max_length
         self.extensions = ("random_rows", "stretch")

@@ -144,6 +144,15 @@ def test_rows_that_may_look_nowhere(dtype: torch.dtype, impl: str) -> None:
     assert poisoned is not None
 
 
+@pytest.mark.parametrize("impl", ["auto", "tiles", "reference"])
+@pytest.mark.parametrize("text", ["Local(3) | Flagged()", "Local(3) | Random(3)", "Random(3)"])
+def test_a_batch_of_no_samples(text: str, impl: str) -> None:
+    q, k, v = (torch.zeros(0, 2, 700, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    out = af.attend(q, k, v, pattern=text, global_mask=torch.zeros(0, 700, dtype=torch.bool), impl=impl)
+    assert out.shape == q.shape
+    assert [each.shape for each in torch.autograd.grad(out.sum(), (q, k, v))] == [q.shape] * 3
+
+
 def test_nan_in_padding_moves_nothing() -> None:
     q, k, v = (each.detach() for each in _qkv(5, 5))
     keep = torch.tensor([[True] * 5, [True, True, True, False, False]])

@@ -130,6 +130,30 @@ def test_a_bias_by_offset_enters_the_exponent() -> None:
     close(mixer(x), mixer.get_submodule("o")(out.transpose(1, 2).flatten(2)))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("position", ["tupe", "tupe(relative=True)", "tupe(relative=True, cls=False)"])
+def test_scores_of_positions_alone_enter_the_exponent(position: str, causal: bool) -> None:
+    mixer = build_mixer("aft(variant=simple)", position, Site(8, HEADS, causal=causal, kv_heads=1)).double().eval()
+    for weight in mixer.position.parameters():
+        torch.nn.init.normal_(weight)
+    x, places, heads = torch.randn(1, 6, 8, dtype=torch.float64), torch.arange(6), torch.arange(HEADS)
+    q, k, v = (getattr(mixer, name)(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for name in "qkv")
+    empty = torch.zeros(1, HEADS, 6, WIDTH, dtype=torch.float64)
+    w = mixer.position.score(empty, empty, places[None], places[None])
+    if "relative" in position:
+        w = w + mixer.position.bias(heads[:, None, None], places[:, None], places)
+    w = w.masked_fill(places > places[:, None], -torch.inf) if causal else w
+    weights = torch.softmax(k[:, :, None] + w[..., None], dim=3)
+    out = torch.sigmoid(q) * (weights * v[:, :, None]).sum(dim=3)
+    expected = mixer.get_submodule("o")(out.transpose(1, 2).flatten(2))
+    close(mixer(x), expected)
+    used = list(mixer.position.parameters())
+    probe = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((each * probe).sum(), used) for each in (mixer(x), expected)]
+    for got, right in zip(*gradients, strict=True):
+        close(got, right)
+
+
 @pytest.mark.parametrize("variant", ["full", "local"])
 def test_more_tokens_than_it_was_built_for_are_refused(variant: str) -> None:
     part = torch.randn(1, HEADS, LONGEST + 1, WIDTH, dtype=torch.float64)
@@ -157,7 +181,7 @@ def test_what_it_refuses() -> None:
     for knob in ("variant=none", "window=0", "rank=0"):
         with pytest.raises(SpecError, match="expected"):
             build_attention(f"aft({knob})", Site(8, 2))
-    for name in ("rope", "shaw"):
+    for name in ("rope", "shaw", "nezha", "deberta", "transformer_xl", "xlnet", "irpe", "decomposed_rel"):
         with pytest.raises(
             IncompatibleError, match="its queries meet no keys, so there is no product to rotate or score"
         ):

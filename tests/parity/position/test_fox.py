@@ -1,4 +1,4 @@
-"""FoX against flash-linear-attention's reference and x-transformers' bias; in kernel attention against its sum."""
+"""FoX against flash-linear-attention's reference and x-transformers' bias; in kernel attention and AFT against its sum."""
 
 import warnings
 from collections.abc import Callable
@@ -72,8 +72,27 @@ def test_kernel_attention_fades_by_the_same_factors() -> None:
     torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
-def test_a_step_with_a_cache_after_padding_on_either_side() -> None:
-    built, x = layer(dtype=torch.float64), torch.randn(1, 8, 12, dtype=torch.float64)
+def test_channels_without_products_fade_by_the_same_factors() -> None:
+    built = layer("aft(variant=simple)", dtype=torch.float64)
+    x, probe = torch.randn(2, 2, 7, 12, dtype=torch.float64)
+    x.requires_grad_()
+    q, k, v = (each.transpose(1, 2) for each in projected(built, x))
+    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    factors = torch.sigmoid(built.position.gate(x)).transpose(1, 2)
+    rows = []
+    for i in range(7):
+        weights = [k[:, :, j].exp() * factors[:, :, j + 1 : i + 1].prod(-1, keepdim=True) for j in range(i + 1)]
+        stacked = torch.stack(weights, dim=2)
+        rows.append((stacked * v[:, :, : i + 1]).sum(2) / stacked.sum(2))
+    theirs = built.o((torch.sigmoid(q) * torch.stack(rows, dim=2)).transpose(1, 2).flatten(2))
+    weights = built.position.gate.weight
+    results = [(out, *torch.autograd.grad((out * probe).sum(), (x, weights))) for out in (built(x), theirs)]
+    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "aft(variant=simple)", "aft(rank=3)"])
+def test_a_step_with_a_cache_after_padding_on_either_side(attention: str) -> None:
+    built, x = layer(attention, dtype=torch.float64), torch.randn(1, 8, 12, dtype=torch.float64)
     whole = built(x)
     for left, right in ((2, 0), (0, 2), (1, 1)):
         keep = F.pad(torch.ones(1, 5, dtype=torch.bool), (left, right))

@@ -1,10 +1,12 @@
-"""iRPE against its equations, written out pair by pair with Python numbers."""
+"""iRPE against its equations, written out pair by pair with Python numbers, and on a line against a stored BERT layer."""
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import anyformer as af
@@ -13,6 +15,7 @@ from anyformer.position.base import Position
 
 METHODS = ("product", "cross", "euclidean", "quant")
 SITE = af.Site(8, 2)
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def g(t: float, ratio: float = 1.9) -> int:
@@ -111,6 +114,22 @@ def test_gradients(spec: str) -> None:
 
     drawn_weights = [torch.randn_like(weight, requires_grad=True) for weight in weights]
     assert torch.autograd.gradcheck(run, (x, *drawn_weights), fast_mode=True)
+
+
+def test_on_a_line_queries_and_keys_meet_one_table_as_in_bert() -> None:
+    """BERT's relative_key_query: q_i . E[i - j] + k_j . E[i - j]. The bucket on queries is the key's view: E mirrored."""
+    stored = load_file(GOLDEN / "bert_relative_key_query.safetensors")
+    layer = af.MultiHead(32, 4, position="irpe(method=cross, on=['k', 'q'], ratio=15)")
+    for name, peer in zip("qkv", ("query", "key", "value"), strict=True):
+        getattr(layer, name).load_state_dict({part: stored[f"weight.{peer}.{part}"] for part in ("weight", "bias")})
+    layer.o.load_state_dict({"weight": torch.eye(32), "bias": torch.zeros(32)})
+    table = stored["weight.distance_embedding.weight"]  # of offsets -15 to 15
+    with torch.no_grad():
+        for each, rows in (("k", table), ("q", table.flip(0))):
+            by_column = layer.position.entries[each][1]
+            by_column[len(by_column) // 2 - 15 : len(by_column) // 2 + 16] = rows
+    ours = layer(stored["input"], positions=af.grid(1, stored["input"].shape[1]))
+    torch.testing.assert_close(ours, stored["output"], rtol=0, atol=2e-6 * float(stored["output"].abs().max()))
 
 
 REFUSED = {

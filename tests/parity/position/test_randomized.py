@@ -120,7 +120,10 @@ def test_bases_that_are_refused(spec: str) -> None:
 def test_what_the_base_refuses_is_refused() -> None:
     with pytest.raises(IncompatibleError, match="randomized is defined for causal attention only"):
         af.check("softmax", "randomized(base=xpos)")
-    with pytest.raises(IncompatibleError, match="linear cannot use randomized"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"linear cannot use randomized \(bias\), which draws positions, so that offsets are no distances",
+    ):
         af.check("linear", "randomized(base=alibi)")
     with pytest.raises(SpecError, match="randomized: position 16 needs a table of at least 17 rows"):
         af.MultiHead(16, 2, position="randomized", max_length=16)(torch.zeros(1, 17, 16))

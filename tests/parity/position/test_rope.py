@@ -1,4 +1,4 @@
-"""Rotary positions against rotary-embedding-torch, RoFormer, Llama and GPT-NeoX."""
+"""Rotary positions against rotary-embedding-torch, RoFormer, Llama, GPT-NeoX and GPT-J."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import GPTJConfig, LlamaConfig
 from transformers.models.gpt_neox import modeling_gpt_neox as neox
+from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.roformer import modeling_roformer as roformer
 
@@ -40,11 +41,23 @@ def neox_peer(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return neox.apply_rotary_pos_emb(q, k, *waves(6))
 
 
+def gptj_peer(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    sin, cos = gptj.create_sinusoidal_positions(LENGTH, 6)[None].chunk(2, dim=-1)
+
+    def turned(x: Tensor) -> Tensor:  # tokens before heads
+        x = x.transpose(1, 2)
+        first = gptj.apply_rotary_pos_emb(x[..., :6], sin, cos)
+        return torch.cat([first, x[..., 6:]], dim=-1).transpose(1, 2)
+
+    return turned(q), turned(k)
+
+
 PEERS = [
     ("rope(pairing=interleaved)", rotary_embedding_torch),
     ("rope(pairing=interleaved)", roformer_peer),
     ("rope", llama_peer),
     ("rope(partial=0.375)", neox_peer),
+    ("rope(partial=0.375, pairing=interleaved)", gptj_peer),
 ]
 
 
@@ -99,3 +112,23 @@ def test_a_causal_layer_with_shared_key_heads_equals_llama() -> None:
         (output * probe).sum().backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(ours.q.weight.grad, theirs.q_proj.weight.grad, rtol=2e-6, atol=2e-6)
+
+
+def test_a_causal_layer_that_turns_some_channels_equals_gptj() -> None:
+    config = GPTJConfig(
+        n_embd=32, n_head=4, rotary_dim=4, n_positions=32, attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="eager"
+    )
+    theirs = gptj.GPTJAttention(config, layer_idx=0).eval()
+    ours = af.MultiHead(32, 4, position="rope(partial=0.5, pairing=interleaved)", causal=True, bias=False)
+    for name, peer in zip("qkvo", ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True):
+        getattr(ours, name).load_state_dict(getattr(theirs, peer).state_dict())
+    waves = gptj.GPTJRotaryEmbedding(config)(torch.zeros(1), torch.arange(11)[None])
+    hidden = torch.full((11, 11), -torch.inf).triu(1)[None, None]
+    x, probe = torch.randn(2, 2, 11, 32)
+    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    outputs = ours(inputs[0]), theirs(inputs[1], waves, hidden)[0]
+    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
+    for output in outputs:
+        (output * probe).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(ours.k.weight.grad, theirs.k_proj.weight.grad, rtol=2e-6, atol=2e-6)

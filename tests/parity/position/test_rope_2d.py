@@ -1,4 +1,4 @@
-"""Rotary positions on a grid against DINOv3 and rotary-embedding-torch, and against complex numbers, pair by pair."""
+"""Rotary positions on a grid against DINOv3, Pixtral and rotary-embedding-torch, and against complex numbers, pair by pair."""
 
 import cmath
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from rotary_embedding_torch.rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from torch import Tensor
-from transformers import DINOv3ViTConfig
+from transformers import DINOv3ViTConfig, PixtralVisionConfig
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding, apply_rotary_pos_emb
+from transformers.models.pixtral import modeling_pixtral as pixtral
 
 import anyformer as af
 from anyformer.errors import SpecError
@@ -46,6 +47,23 @@ def test_dinov3_with_its_class_and_register_tokens() -> None:
     turned = position.rotate(q[:, :, 3:], k[:, :, 3:], *[af.grid(ROWS, COLUMNS)] * 2)
     ours = tuple(torch.cat([plain[:, :, :3], new], dim=2) for plain, new in zip((q, k), turned, strict=True))
     agree(ours, theirs, (q, k))
+
+
+def test_pixtral_whose_columns_turn_slower_than_its_rows() -> None:
+    """Rows have every second wave of rope and columns those between: waves that only `mixed` holds, as weights."""
+    config = PixtralVisionConfig(
+        hidden_size=16, num_attention_heads=2, rope_parameters={"rope_type": "axial", "rope_theta": 10000.0}
+    )
+    places = af.grid(ROWS, COLUMNS)
+    cos, sin = pixtral.PixtralVisionRotaryEmbedding(config)(torch.zeros(1), places[0])
+    q, k = states(ROWS * COLUMNS)
+    theirs = pixtral.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=0)
+    position = built("rope_2d(kind=mixed)")
+    waves = 10000.0 ** (-torch.arange(4) / 4)
+    of_rows, of_columns = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    frequencies = torch.cat([waves[0::2, None] * of_rows, waves[1::2, None] * of_columns])
+    position.load_state_dict({"frequencies": frequencies.expand(2, -1, -1)})
+    agree(position.rotate(q, k, places, places), theirs, (q, k))
 
 
 def test_rotary_embedding_torch() -> None:

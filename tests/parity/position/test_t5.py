@@ -1,9 +1,10 @@
-"""T5's bias against T5Attention, and its buckets against T5 and MPNet at every offset up to 100,000."""
+"""T5's bias against T5Attention and LongT5's windows, and its buckets against T5 and MPNet at every offset up to 100,000."""
 
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config
+from transformers import LongT5Config, T5Config
+from transformers.models.longt5.modeling_longt5 import LongT5LocalAttention, _get_local_attention_mask
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -37,6 +38,28 @@ def test_a_layer_and_its_gradients(causal: bool) -> None:
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(
         ours.position.table.grad, theirs.relative_attention_bias.weight.grad, rtol=2e-6, atol=2e-6
+    )
+
+
+def test_windows_of_a_layer_and_their_gradients() -> None:
+    """LongT5 cuts the sequence into blocks of one token more than its radius, each of which reads three."""
+    config = LongT5Config(d_model=32, d_kv=6, num_heads=4, local_radius=7, dropout_rate=0.0)
+    theirs = LongT5LocalAttention(config, has_relative_attention_bias=True).eval()
+    nn.init.normal_(theirs.relative_attention_bias.weight)
+    ours = af.MultiHead(32, 4, head_dim=6, attention="local(7)", position="t5", bias=False)
+    for name in "qkvo":
+        getattr(ours, name).load_state_dict(getattr(theirs, name).state_dict())
+    ours.position.load_state_dict({"table": theirs.relative_attention_bias.weight})
+    x, probe = 0.5 * torch.randn(2, 2, N, 32)
+    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    near = _get_local_attention_mask(torch.ones(2, N), config.local_radius + 1, x.device)
+    outputs = ours(inputs[0]), theirs(inputs[1], mask=near)[0]
+    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
+    for output in outputs:
+        (output * probe).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(
+        ours.position.table.grad, theirs.relative_attention_bias.weight.grad, rtol=2e-6, atol=4e-6
     )
 
 

@@ -19,6 +19,8 @@ ON_GRID = (
     "swinv2_log_cpb(hidden=8)",
     "irpe(ratio=1)",
     "irpe(ratio=1, method=cross, on=['q', 'k'])",
+    "irpe(ratio=1, on=['v'])",
+    "irpe(ratio=1, method=cross, on=['q', 'k', 'v'])",
     "irpe(kind=bias)",
 )
 
@@ -87,7 +89,15 @@ def test_linear_equals_every_weight_written_out(position: str, causal: bool) -> 
 
 
 KERNELS = ("linear", "performer(8)", "taylor", "rfa(8)", "cosformer", "retention")
-FAST = ("t5", "shaw(left=2, right=1)", SCORED, "swin_bias(rows=2)", "irpe(ratio=0.5)")
+FAST = (
+    "t5",
+    "shaw(left=2, right=1)",
+    SCORED,
+    "swin_bias(rows=2)",
+    "irpe(ratio=0.5)",
+    "irpe(ratio=0.5, on=['v'])",
+    "irpe(ratio=0.5, on=['k', 'v'])",
+)
 PAIRS = [(a, p) for a in KERNELS for p in FAST if a != "retention" or p in FAST[:3]]  # it fades along one line
 
 
@@ -168,6 +178,18 @@ def test_what_continues_a_sequence(position: str, decodes: str, attention: str) 
     parts = [layer(x[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 9))]
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-10, atol=1e-10)
     assert set(cache.slots) == (set() if decodes == "state" else {"k", "v"})
+
+
+@pytest.mark.parametrize("attention", ["linear", "retention(norm=False, gate=False)"])
+def test_halves_of_the_heads_read_one_direction_each(attention: str) -> None:
+    layer, x, at = built(attention, "alibi(both=halves)", kv_heads=2), tokens(17), torch.arange(17)[None]
+    if attention == "linear":
+        agree(layer(x), linear(layer, x, at), layer, x)
+    layer.o = torch.nn.Identity()
+    for heads, hidden in ((slice(0, 8), 16), (slice(8, 16), 0)):
+        (grad,) = torch.autograd.grad(layer(x)[:, 16 - hidden, heads].sum(), x)
+        assert float(grad[:, hidden].abs().max()) < 1e-12
+        assert float(grad[:, 16 - hidden].abs().max()) > 1e-3
 
 
 def test_a_fading_sum_goes_on_from_the_last_position() -> None:
@@ -253,8 +275,12 @@ def test_performer_estimates_softmax_with_columns() -> None:
             r"use taylor\(width=None\), or vectors of clipped offsets such as shaw or xlnet\(clamp=64\)",
         ),
         ("linear", "tupe", "must fall apart into few factors of query, key and offset"),
-        ("linear", "irpe(method=euclidean)", "must fall apart into few factors"),
-        ("linear", "fire", "must fall apart into few factors"),
+        ("linear", "irpe(method=euclidean)", "which has rings for buckets.*must fall apart into few factors"),
+        ("linear", "irpe(method=quant, on=['v'])", r"\(value\), which has rings for buckets"),
+        ("linear", "decomposed_rel", "which has a factor of its own for every row and every column"),
+        ("linear", "fire", r"fire \(bias\), which is not Toeplitz: past the first L tokens, L learned"),
+        ("linformer(rank=8)", "fire", r"fire \(bias\): it compresses the key axis"),
+        ("gated_linear", "alibi(both=halves)", "which with both=halves fades in another direction in each half"),
         ("retention", "swin_bias", "must be a factor by token or by offset along the sequence"),
         ("gated_linear", "t5", "fades with every token in between, as that token asks"),
         ("delta", "alibi", "no factor belongs to a pair, and a state that fades is another model"),

@@ -118,5 +118,10 @@ def test_a_grid_names_each_method_once_in_the_order_given() -> None:
         "linformer(rank=8)",
     ]
     assert grid(["local(8)", "Local(8)"], "attention") == ["softmax(pattern=Local(8))"]
+    assert grid(["Local([3, 5])"], "attention") == ["softmax(pattern=Local(3))", "softmax(pattern=Local(5))"]
+    assert grid(["Flagged(ids=[3, 7])", "Global(tokens=[0, 5])"], "attention") == [
+        "softmax(pattern=Flagged([3, 7]))",
+        "softmax(pattern=Global([0, 5]))",
+    ]
     assert grid(["rope(base=[10, 100])"], "position") == ["rope(base=10.0)", "rope(base=100.0)"]
     assert plan_on(grid(["mqar(pairs=2, length=8, vocab=64)"], "task")[0]).fingerprint

@@ -84,6 +84,15 @@ def test_implied_weights_of_linear_attention() -> None:
     torch.testing.assert_close(model.explain(ids, ROWS)[0], expected, rtol=1e-9, atol=1e-12)
 
 
+@torch.no_grad()
+def test_vectors_added_to_values_are_no_part_of_implied_weights() -> None:
+    model, ids, places = build("linear", "irpe(on=['v'], ratio=0.5)", depth=1, dim=8), tokens(), af.grid(1, 13)
+    weights = model.explain(ids, ROWS, positions=places)[0]
+    model.blocks[0].mixer.position.entries["v"].zero_()
+    torch.testing.assert_close(weights, model.explain(ids, ROWS, positions=places)[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
 @pytest.mark.parametrize(("attention", "position"), [("local(2)", "rope"), ("conv(width=3)", "sinusoidal")])
 def test_nothing_is_taken_from_beyond_the_reach(attention: str, position: str) -> None:
     model = build(attention, position, depth=1)

@@ -24,6 +24,7 @@ def made(rows: int, columns: int) -> dict[str, torch.Tensor]:
         "v": normal(5),
         "of_query": normal(count).exp(),
         "of_key": normal(count).exp(),
+        "values": torch.randn(3, count, 5, generator=generator, dtype=torch.float64),
     }
     return {name: x.requires_grad_() for name, x in made.items()}
 
@@ -43,16 +44,22 @@ def dense(x: dict[str, torch.Tensor], causal: bool, named: tuple[str, ...]) -> t
     if "of_key" in named:
         weights = weights * x["of_key"].flatten(2, 3).gather(-1, box.T.expand(2, 3, -1, -1)).mT
     weights = weights.tril() if causal else weights
-    return (weights @ v).unflatten(2, (rows, columns)), weights.sum(-1).unflatten(2, (rows, columns))
+    out = weights @ v
+    if "values" in named:
+        out = out + torch.einsum("bhij,hijv->bhiv", weights, x["values"][:, box])
+    return out.unflatten(2, (rows, columns)), weights.sum(-1).unflatten(2, (rows, columns))
 
 
-@pytest.mark.parametrize("named", [(), ("of_query",), ("of_key",), ("of_query", "of_key")])
+NAMED = [(), ("of_query",), ("of_key",), ("of_query", "of_key"), ("values",), ("of_query", "of_key", "values")]
+
+
+@pytest.mark.parametrize("named", NAMED)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (4, 1), (5, 7)])
 def test_equals_every_weight_written_out(rows: int, columns: int, causal: bool, named: tuple[str, ...]) -> None:
     x, results = made(rows, columns), []
-    of_query, of_key = (x[name] if name in named else None for name in ("of_query", "of_key"))
-    ours = box_sums(x["q"], x["k"], x["v"], EDGES, of_query, of_key, causal=causal)
+    tables = (x[name] if name in named else None for name in ("of_query", "of_key", "values"))
+    ours = box_sums(x["q"], x["k"], x["v"], EDGES, *tables, causal=causal)
     for num, den in (ours, dense(x, causal, named)):
         loss = (num * num.detach().cos()).sum() + den.square().sum()
         results.append([num, den, *torch.autograd.grad(loss, list(x.values()), materialize_grads=True)])
@@ -71,7 +78,8 @@ def test_channels_one_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     x, results = made(4, 5), []
     for numbers in (linear_boxes.NUMBERS, 1):
         monkeypatch.setattr(linear_boxes, "NUMBERS", numbers)
-        num, den = box_sums(*(x[name] for name in ("q", "k", "v")), EDGES, x["of_query"], x["of_key"], causal=False)
+        tables = (x[name] for name in ("of_query", "of_key", "values"))
+        num, den = box_sums(*(x[name] for name in ("q", "k", "v")), EDGES, *tables, causal=False)
         results.append([num, den, *torch.autograd.grad(num.sum() + den.sum(), list(x.values()))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-9)

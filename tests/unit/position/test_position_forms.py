@@ -10,6 +10,7 @@ import anyformer as af
 from anyformer.forms import Form
 from anyformer.ops.offset_waves import cheap_span
 from anyformer.position.base import Position
+from anyformer.registry import names
 
 SITE = af.Site(24, 6)
 BIASED = [
@@ -51,6 +52,20 @@ def test_offsets_are_the_bias(spec: str, causal: bool) -> None:
     here = torch.tensor(1000)
     expected = position.bias(torch.arange(6)[:, None], here, here + torch.arange(-130, 141))
     assert torch.equal(table, expected)
+
+
+def test_what_is_apart_reads_nothing_of_query_and_key() -> None:
+    found = []
+    for name in names("position"):
+        position = built(name, causal=True)
+        if any(Form.APART in term for term in position.forms):
+            found.append(name)
+            places, others = torch.arange(5)[None], torch.arange(7)[None]
+            scores = [position.score(*states(), places, others) for _ in range(2)]
+            assert torch.equal(*scores)
+            filled = position.score(*(x * torch.nan for x in states()), places, others)
+            assert torch.equal(filled, scores[0])
+    assert found == ["tupe"]
 
 
 def test_alibi_rates_are_the_bias() -> None:
@@ -205,8 +220,9 @@ def test_offered_forms() -> None:
     assert built("nezha").forms == ((Form.TABLE, Form.SCORE, Form.CLIPPED), (Form.VALUE, Form.CLIPPED))
     assert built("kerple").forms == ((Form.TOEPLITZ, Form.BIAS),)
     assert built("sandwich").forms == ((Form.TOEPLITZ, Form.BIAS, Form.AUGMENT),)
-    assert built("tupe").forms == ((Form.AUGMENT, Form.SCORE),)
-    assert built("tupe(relative=True)").forms == ((Form.AUGMENT, Form.SCORE), (Form.BIAS,))
-    assert built("tupe(relative=True, cls=False)").forms == ((Form.AUGMENT, Form.SCORE), (Form.TOEPLITZ, Form.BIAS))
+    places = (Form.AUGMENT, Form.SCORE, Form.APART)
+    assert built("tupe").forms == (places,)
+    assert built("tupe(relative=True)").forms == (places, (Form.BIAS,))
+    assert built("tupe(relative=True, cls=False)").forms == (places, (Form.TOEPLITZ, Form.BIAS))
     assert built("rope_value").forms == ((Form.TURN,),)
     assert built("rope_value(scores=True)").forms == ((Form.TURN,), (Form.ROTATE,))
