@@ -35,8 +35,8 @@ N, DIM, HEADS = 8192, 8, 2
 COLUMNS = 91  # of the grid that an encoding of rows and columns reads: the least square that holds so many tokens
 CARRIER = "Local(64)"
 """The attention that an encoding of the embedding runs with."""
-FITTED = {"mla": "mla(latent=8, content=4)"}
-"""One spec a name where the default does not fit the width."""
+FITTED = {"mla": "mla(latent=8, content=4)", "vit_learned": f"vit_learned(rows={COLUMNS}, columns={COLUMNS})"}
+"""One spec a name where the default does not fit the width, or the number of tokens."""
 PATTERNS = (
     CARRIER,
     "strided(128)",
@@ -57,7 +57,7 @@ def cases() -> Iterator[tuple[str, str, bool]]:
     attentions = [FITTED.get(name, name) for kind in ("attention", "mixer", "pattern") for name in names(kind)]
     for causal in (False, True):
         site = Site(DIM, HEADS, causal=causal, max_length=N)
-        for position in names("position"):
+        for position in (FITTED.get(name, name) for name in names("position")):
             for attention in (*attentions, *PATTERNS):
                 if attention != "softmax" and verdict(attention, position, site).runs:
                     yield attention, position, causal

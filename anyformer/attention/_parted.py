@@ -45,8 +45,7 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> "
         always: take one wherever there is one, whatever it costs.
     """
     n, m, heads = q.shape[2], k.shape[2], q.shape[1]
-    short = n * m < _SHORT**2 and not always
-    if short or torch.compiler.is_compiling() or not n * m or not _may_be_parted(context):
+    if torch.compiler.is_compiling() or not n * m or (n * m < _SHORT**2 and not always) or not _may_be_parted(context):
         return _tiles.choose(q, k, context, always=always)
     assert isinstance(context.pattern, Pattern)
     groups = context.pattern.groups_of(heads, context.layer)

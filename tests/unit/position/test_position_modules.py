@@ -227,7 +227,7 @@ REFUSED = {
     "t5(max_distance=8)": "t5: distances up to 8 have a bucket each; expected a max_distance above that, got 8",
     "shaw(keys=False, values=False)": "shaw: expected a term on keys, on values or on both, got neither",
     "shaw(left=-1)": "left=-1: expected greater than or equal to 0",
-    "alibi(slope=2)": "unknown knob 'slope'; it has: no knobs",
+    "alibi(slope=2)": "unknown knob 'slope'; it has: both",
     "sinusoidal(layout=fairseq)": "layout='fairseq': expected 'paper', 'concat' or 't2t'",
     "learned(std=0.0)": "std=0.0: expected greater than 0",
     "nezha(phase=books)": "phase='books': expected 'code' or 'paper'",
