@@ -1,6 +1,6 @@
 """Every test runs on one thread, with shapes and types checked at run time.
 
-Tests marked `plain` (the laws, compiling, exporting, messages about wrong types) run in a second process without those checks:
+Tests marked `plain` (most laws, compiling, exporting, messages about wrong types) run in a second process without those checks:
 `ANYFORMER_PLAIN=1 pytest`.
 """
 

@@ -24,6 +24,9 @@ BUILT_IN = "built-in"
 ROW = 128
 """Queries of a tile that a window is cut into."""
 
+LOOKED_UP = 10.0
+"""Pairs of the fused dense kernel that cost as much as one pair whose key is looked up."""
+
 _LENGTHS = (128, 256, 384, 512, 768, 1024, 1536)
 _ROUNDS = 4
 _HEADS, _WIDTH, _REACH = 4, 64, 256

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.attention import _tiles
 from anyformer.attention._columns import Columned, columned, columns, share
-from anyformer.attention._costs import costs
+from anyformer.attention._costs import LOOKED_UP, costs
 from anyformer.attention._lists import Gathered
 from anyformer.attention._tiles import Path
 from anyformer.attention._ways import Way
@@ -24,7 +24,6 @@ from anyformer.side import Side
 
 _BLOCK = 64
 _SHORT = 512  # tokens below which one dense call costs less than several others
-_LOOKED_UP = 10.0  # pairs of the fused dense kernel that cost as much as one pair whose key is looked up
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def run(
             return _tiles.run(path, q, k, v, context, scale)
         case Columned():
             found = columns(path, q, k, v, context, scale, want_lse=context.sink is not None)
-            return found[0] if context.sink is None else _tiles._merged([found], context.sink)
+            return found[0] if context.sink is None else _tiles.merged([found], context.sink)
     heads, counts = q.shape[1], [len(numbers) for numbers, _, _ in path.groups]
     split, outs = zip(q.split(counts, dim=1), *(_by_group(x, heads, counts) for x in (k, v)), strict=True), []
     for (numbers, pattern, way), (q_part, k_part, v_part) in zip(path.groups, split, strict=True):
@@ -86,7 +85,7 @@ def _may_be_parted(context: Context) -> bool:
     given = (context.cache, context.mask, context.bias, context.queries.flags, context.keys.flags)
     if not isinstance(context.pattern, Pattern) or not context.aligned or any(part is not None for part in given):
         return False
-    return _tiles._readable(context) and _tiles._bias_only(context.encoding.offsets)
+    return _tiles.readable(context) and _tiles.bias_only(context.encoding.offsets)
 
 
 def _of_all_heads(
@@ -100,9 +99,9 @@ def _of_all_heads(
         if read < 0.8 * pattern.blocks(n, _BLOCK, m, **shared).density and (always or read * tile < 1):
             return found
     piece = _only_piece(pattern, context, heads)
-    if piece is not None and _LOOKED_UP * most_keys(pattern, n, m, context.layer, context.causal) < m:
+    if piece is not None and LOOKED_UP * most_keys(pattern, n, m, context.layer, context.causal) < m:
         single = Gathered(piece.pattern, piece.source.blocks(n, 1, m, reorder=False, **shared))
-        looking_up = _LOOKED_UP * int(single.layout.offsets.diff(dim=1).max()) / m
+        looking_up = LOOKED_UP * int(single.layout.offsets.diff(dim=1).max()) / m
         if looking_up < min(1.0, 0.7 * tile * pattern.blocks(n, _BLOCK, m, **shared).density):
             return Path((single,))
     return _tiles.choose(q, k, context, always=always)
@@ -110,7 +109,7 @@ def _of_all_heads(
 
 def _only_piece(pattern: Pattern, context: Context, heads: int) -> Piece | None:
     """The pattern as one piece, where it has neither a band nor global tokens."""
-    parts = _tiles._parts_of(pattern, heads, context.layer, context.causal)
+    parts = _tiles.parts_of(pattern, heads, context.layer, context.causal)
     if parts is None or parts.band is not None or parts.tokens or parts.flagged or len(parts.pieces) != 1:
         return None
     return parts.pieces[0]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from anyformer.attention._band import Window, band, with_global_rows
-from anyformer.attention._costs import ROW, Costs, costs
+from anyformer.attention._costs import LOOKED_UP, ROW, Costs, costs
 from anyformer.attention._listed import Listed, listed
 from anyformer.attention._lists import Gathered, Lists, gathered, lists
 from anyformer.attention._squares import Squares, squares, with_full_rows
@@ -25,7 +25,6 @@ from anyformer.pattern.pairs import facts
 _BLOCK = 64
 _SPARSE = 0.5  # share of dense attention up to which one list of blocks for all parts is good enough
 _SHORT = 512  # tokens below which lists and unions cost more than they save
-_GATHERED = 20.0  # pairs of the fused dense kernel that cost as much as one pair whose key is looked up
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         return None
     if not isinstance(pattern, Pattern) or any(part is not None for part in own) or not n * m:
         return None
-    if not _readable(context) or (traced and context.queries.flags is not None):
+    if not readable(context) or (traced and context.queries.flags is not None):
         return None  # while tracing, the number of flagged tokens would be a size
     parts = _common_parts(pattern, heads, context.layer, context.causal)
     window = _window(parts, n, m)
@@ -72,7 +71,7 @@ def choose(q: Tensor, k: Tensor, context: Context, *, always: bool = False) -> P
         if terms and not traced:
             dense_is_cheaper = dense_is_cheaper and n < (known.learned if encoding.learned else known.biased)
         return Path((window,), parts) if always or not _known(dense_is_cheaper) else None
-    if context.queries.flags is not None or not _bias_only(encoding.offsets):
+    if context.queries.flags is not None or not bias_only(encoding.offsets):
         return None
     if not always and _known(n * m < _SHORT**2):
         return None
@@ -93,7 +92,7 @@ def run(path: Path, q: Tensor, k: Tensor, v: Tensor, context: Context, scale: fl
     merging = len(path.ways) > 1 or context.sink is not None
     alone = len(path.ways) == 1 and not torch.compiler.is_exporting()
     found = [_along(way, q, k, v, context, scale, want_lse=merging, alone=alone) for way in path.ways]
-    out = _merged(found, context.sink) if merging else found[0][0]
+    out = merged(found, context.sink) if merging else found[0][0]
     match path:
         case Path(ways=(Window(),)) if alone:
             return out
@@ -129,7 +128,7 @@ def _along(
     return gathered(way, q, k, v, context, scale)
 
 
-def _merged(
+def merged(
     found: Sequence[tuple[Float[Tensor, "b h n v"], Float[Tensor, "b h n"]]], sink: Float[Tensor, " h"] | None
 ) -> Float[Tensor, "b h n v"]:
     """One softmax over disjoint sets of keys, from the output and log-sum-exp over each, and over the sink."""
@@ -168,11 +167,11 @@ def _cheapest(piece: Piece, q: Tensor, k: Tensor, context: Context) -> tuple[Lis
         return blocks, in_blocks
     single = Gathered(piece.pattern, piece.source.blocks(n, 1, m, **shared))
     widest = int(single.layout.offsets.diff(dim=1).max())
-    gathering = _GATHERED * widest / m
+    gathering = LOOKED_UP * widest / m
     return (single, gathering) if gathering < in_blocks else (blocks, in_blocks)
 
 
-def _readable(context: Context) -> bool:
+def readable(context: Context) -> bool:
     """Whether every term of the encoding can be had as a table by offset."""
     encoding = context.encoding
     if encoding.forms & {Form.BIAS, Form.SCORE, Form.ROW, Form.PRODUCT}:
@@ -184,12 +183,13 @@ def _readable(context: Context) -> bool:
 
 @constant
 def _common_parts(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
-    """The parts of the pattern of all heads; None where heads differ."""
-    return _parts_of(pattern, heads, layer, causal)
+    """`parts_of`, which a traced graph takes as it is found."""
+    return parts_of(pattern, heads, layer, causal)
 
 
 @lru_cache(maxsize=64)
-def _parts_of(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
+def parts_of(pattern: Pattern, heads: int, layer: int, causal: bool) -> Parts | None:
+    """The parts of the pattern of all heads, remembered; None where heads differ, or it has none."""
     if len(pattern.groups_of(heads, layer)) > 1:
         return None
     return decompose(pattern.at(0, layer), causal=causal)
@@ -213,7 +213,8 @@ def _window(parts: Parts | None, n: int, m: int) -> Window | None:
     return Window(left, right, parts)
 
 
-def _bias_only(offsets: Callable[[int, int], Offsets] | None) -> bool:
+def bias_only(offsets: Callable[[int, int], Offsets] | None) -> bool:
+    """Whether the tables by offset hold nothing but a bias."""
     if offsets is None:
         return True
     tables = offsets(0, 0)
@@ -222,4 +223,4 @@ def _bias_only(offsets: Callable[[int, int], Offsets] | None) -> bool:
 
 def _globals_fit(window: Window, offsets: Callable[[int, int], Offsets] | None) -> bool:
     """Global columns beyond the window know biases only."""
-    return not (window.parts.tokens or window.parts.flagged) or _bias_only(offsets)
+    return not (window.parts.tokens or window.parts.flagged) or bias_only(offsets)

@@ -89,6 +89,11 @@ class Attention(nn.Module):
         self.horizon: int | None = None
         """How many places back a key can still be seen; None: for ever. A cache drops the rest."""
 
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether each score belongs to one query and one key, so that it has terms to tell apart."""
+        return self.compares and bool({Form.BIAS, Form.SCORE} & {*self.forms})
+
     def cost(self) -> Cost | None:
         """What a forward multiplies and makes, as formulas; None: it does not say."""
         return None

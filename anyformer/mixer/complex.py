@@ -151,7 +151,7 @@ class Complex(Mixer):
         self, x: Float[Tensor, "b n c"], context: Context, slots: Int[Tensor, "b r"]
     ) -> dict[str, Float[Tensor, "b h r m"]]:
         """The lengths of products without a position, what rotating adds to them, and the bias."""
-        if not self.attention.compares or not {Form.BIAS, Form.SCORE} & {*self.attention.forms}:
+        if not self.attention.scores_pairs:
             return super().pair_terms(x, context, slots)
         bare_q, bare_k, v = self._heads(x, context)
         q, k, _, facts = self._placed(bare_q, bare_k, v, context)

@@ -125,7 +125,7 @@ class MultiHead(Mixer):
     ) -> dict[str, Float[Tensor, "b h r m"]]:
         """Content, rotation, bias and row, where its attention compares single pairs."""
         attention = self.attention
-        if not attention.compares or not {Form.BIAS, Form.SCORE} & {*attention.forms}:
+        if not attention.scores_pairs:
             return super().pair_terms(x, context, slots)
         bare_q, bare_k, v = self._heads(x, context)
         q, k, _, facts = self._placed(bare_q, bare_k, v, x, context)

@@ -53,7 +53,16 @@ def sums_by_key(w: Float[Tensor, "rows r"], x: Float[Tensor, "rows d"], lists: P
     return _SumsByKey.apply(w, x, lists)
 
 
-class _Products(torch.autograd.Function):
+class _OverPairs(torch.autograd.Function):
+    """A function of two tensors and the lists."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.lists = inputs[2]
+
+
+class _Products(_OverPairs):
     @staticmethod
     def forward(q: Tensor, k: Tensor, lists: PairLists) -> Tensor:
         (rows, r), device = lists.keys.shape, q.device
@@ -68,25 +77,15 @@ class _Products(torch.autograd.Function):
         return torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0).values().view(rows, r)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.lists = inputs[2]
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         q, k = ctx.saved_tensors
         return sums(grad, k, ctx.lists), sums_by_key(grad, q, ctx.lists), None
 
 
-class _Sums(torch.autograd.Function):
+class _Sums(_OverPairs):
     @staticmethod
     def forward(w: Tensor, v: Tensor, lists: PairLists) -> Tensor:
         return F.embedding_bag(lists.keys, v, mode="sum", per_sample_weights=w)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.lists = inputs[2]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
@@ -94,17 +93,12 @@ class _Sums(torch.autograd.Function):
         return products(grad, v, ctx.lists), sums_by_key(w, grad, ctx.lists), None
 
 
-class _SumsByKey(torch.autograd.Function):
+class _SumsByKey(_OverPairs):
     @staticmethod
     def forward(w: Tensor, x: Tensor, lists: PairLists) -> Tensor:
         order = lists.order
         rows, by_key = torch.div(order, w.shape[1], rounding_mode="floor"), w.flatten().index_select(0, order)
         return F.embedding_bag(rows, x, lists.starts, mode="sum", per_sample_weights=by_key, include_last_offset=True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.lists = inputs[2]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:

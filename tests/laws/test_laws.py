@@ -1,14 +1,13 @@
 """Every law over the registry: in `make test` one position per form and one attention per family, in `make test-all` every pair.
 
-They run without the checks of types at run time, which would take three quarters of their time and run with every other test.
+Each attention without an encoding runs with the checks of types at run time; the other pairs without them, for they would take
+three quarters of the time.
 """
 
 import pytest
 
 from anyformer.testing import laws
 from anyformer.testing.every import admitted
-
-pytestmark = pytest.mark.plain
 
 CHOSEN_POSITIONS = ("none", "rope")  # what every attention meets
 FORMS_OF_LINEAR = (
@@ -31,8 +30,13 @@ def _chosen(case: laws.Case) -> bool:
     return case.position in CHOSEN_POSITIONS or (case.attention == "linear" and case.position in FORMS_OF_LINEAR)
 
 
+def _marks(case: laws.Case) -> list[pytest.MarkDecorator]:
+    marks = [] if _chosen(case) else [pytest.mark.slow]
+    return marks if case.position == "none" else [*marks, pytest.mark.plain]
+
+
 def _marked() -> list:
-    return [pytest.param(case, id=str(case), marks=[] if _chosen(case) else [pytest.mark.slow]) for case in admitted()]
+    return [pytest.param(case, id=str(case), marks=_marks(case)) for case in admitted()]
 
 
 @pytest.mark.parametrize("case", _marked())

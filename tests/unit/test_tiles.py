@@ -156,7 +156,7 @@ def test_a_hidden_token_may_read_beyond_the_reach() -> None:
 def test_a_union_of_parts_that_each_take_their_own_way(
     text: str, name: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for constant, value in (("_BLOCK", 4), ("_SPARSE", 0.0), ("_GATHERED", 0.0)):
+    for constant, value in (("_BLOCK", 4), ("_SPARSE", 0.0), ("LOOKED_UP", 0.0)):
         monkeypatch.setattr(_tiles, constant, value)
     union = _tiles._union
     monkeypatch.setattr(_tiles, "_union", lambda *facts: union(*facts[:-1], torch.inf))

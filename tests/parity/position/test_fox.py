@@ -53,13 +53,18 @@ def test_the_bias_of_x_transformers() -> None:
     torch.testing.assert_close(started, torch.full((4,), 5.0), rtol=0, atol=0)
 
 
-def test_kernel_attention_fades_by_the_same_factors() -> None:
-    built = layer("linear", dtype=torch.float64)
+def by_hand(built: af.MultiHead) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Tokens, a probe of the output, and the tokens' queries, keys and values of all heads [b h n d] and factors [b h n]."""
     x, probe = torch.randn(2, 2, 7, 12, dtype=torch.float64)
     x.requires_grad_()
     q, k, v = (each.transpose(1, 2) for each in projected(built, x))
     k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    factors = torch.sigmoid(built.position.gate(x)).transpose(1, 2)
+    return x, probe, (q, k, v, torch.sigmoid(built.position.gate(x)).transpose(1, 2))
+
+
+def test_kernel_attention_fades_by_the_same_factors() -> None:
+    built = layer("linear", dtype=torch.float64)
+    x, probe, (q, k, v, factors) = by_hand(built)
     rows = []
     for i in range(7):
         weights = [
@@ -74,11 +79,7 @@ def test_kernel_attention_fades_by_the_same_factors() -> None:
 
 def test_channels_without_products_fade_by_the_same_factors() -> None:
     built = layer("aft(variant=simple)", dtype=torch.float64)
-    x, probe = torch.randn(2, 2, 7, 12, dtype=torch.float64)
-    x.requires_grad_()
-    q, k, v = (each.transpose(1, 2) for each in projected(built, x))
-    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-    factors = torch.sigmoid(built.position.gate(x)).transpose(1, 2)
+    x, probe, (q, k, v, factors) = by_hand(built)
     rows = []
     for i in range(7):
         weights = [k[:, :, j].exp() * factors[:, :, j + 1 : i + 1].prod(-1, keepdim=True) for j in range(i + 1)]

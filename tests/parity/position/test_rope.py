@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from alike import assert_alike
 from rotary_embedding_torch import RotaryEmbedding
 from torch import Tensor
 from transformers import GPTJConfig, LlamaConfig
@@ -105,12 +106,7 @@ def test_a_causal_layer_with_shared_key_heads_equals_llama() -> None:
     waves = llama.LlamaRotaryEmbedding(config)(torch.zeros(1), places)
     hidden = torch.full((11, 11), -torch.inf).triu(1)[None, None]
     x, probe = torch.randn(2, 2, 11, 32)
-    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    outputs = ours(inputs[0]), theirs(inputs[1], waves, hidden)[0]
-    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
-    for output in outputs:
-        (output * probe).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    assert_alike(ours, lambda x: theirs(x, waves, hidden)[0], x, probe)
     torch.testing.assert_close(ours.q.weight.grad, theirs.q_proj.weight.grad, rtol=2e-6, atol=2e-6)
 
 
@@ -125,10 +121,5 @@ def test_a_causal_layer_that_turns_some_channels_equals_gptj() -> None:
     waves = gptj.GPTJRotaryEmbedding(config)(torch.zeros(1), torch.arange(11)[None])
     hidden = torch.full((11, 11), -torch.inf).triu(1)[None, None]
     x, probe = torch.randn(2, 2, 11, 32)
-    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    outputs = ours(inputs[0]), theirs(inputs[1], waves, hidden)[0]
-    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
-    for output in outputs:
-        (output * probe).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    assert_alike(ours, lambda x: theirs(x, waves, hidden)[0], x, probe)
     torch.testing.assert_close(ours.k.weight.grad, theirs.k_proj.weight.grad, rtol=2e-6, atol=2e-6)

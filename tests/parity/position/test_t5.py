@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from alike import assert_alike
 from torch import nn
 from transformers import LongT5Config, T5Config
 from transformers.models.longt5.modeling_longt5 import LongT5LocalAttention, _get_local_attention_mask
@@ -27,15 +28,10 @@ def test_a_layer_and_its_gradients(causal: bool) -> None:
     ours.position.load_state_dict({"table": theirs.relative_attention_bias.weight})
     hidden = torch.full((1, 1, N, N), -torch.inf).triu(1) if causal else None
     x, probe = 0.5 * torch.randn(2, 2, N, 32)
-    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
     bias = theirs.compute_bias(N, N)
     if hidden is not None:
         bias = bias + hidden
-    outputs = ours(inputs[0]), theirs(inputs[1], position_bias=bias)[0]
-    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
-    for output in outputs:
-        (output * probe).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    assert_alike(ours, lambda x: theirs(x, position_bias=bias)[0], x, probe)
     torch.testing.assert_close(
         ours.position.table.grad, theirs.relative_attention_bias.weight.grad, rtol=2e-6, atol=2e-6
     )
@@ -51,13 +47,8 @@ def test_windows_of_a_layer_and_their_gradients() -> None:
         getattr(ours, name).load_state_dict(getattr(theirs, name).state_dict())
     ours.position.load_state_dict({"table": theirs.relative_attention_bias.weight})
     x, probe = 0.5 * torch.randn(2, 2, N, 32)
-    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
     near = _get_local_attention_mask(torch.ones(2, N), config.local_radius + 1, x.device)
-    outputs = ours(inputs[0]), theirs(inputs[1], mask=near)[0]
-    torch.testing.assert_close(*outputs, rtol=2e-6, atol=2e-6)
-    for output in outputs:
-        (output * probe).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=2e-6, atol=2e-6)
+    assert_alike(ours, lambda x: theirs(x, mask=near)[0], x, probe)
     torch.testing.assert_close(
         ours.position.table.grad, theirs.relative_attention_bias.weight.grad, rtol=2e-6, atol=4e-6
     )

@@ -76,7 +76,7 @@ def test_tiles_equal_the_closed_form(text: str, causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("text", UNIONS)
 def test_unions_equal_the_closed_form(text: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant, value in (("_BLOCK", 4), ("_SPARSE", 0.0), ("_GATHERED", 0.0)):
+    for constant, value in (("_BLOCK", 4), ("_SPARSE", 0.0), ("LOOKED_UP", 0.0)):
         monkeypatch.setattr(_tiles, constant, value)
     union = _tiles._union
     monkeypatch.setattr(_tiles, "_union", lambda *facts: union(*facts[:-1], torch.inf))
