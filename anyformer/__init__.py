@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from anyformer.model.vit_config import VitConfig as VitConfig
     from anyformer.pattern.leaves import Block as Block
     from anyformer.pattern.leaves import Causal as Causal
+    from anyformer.pattern.leaves import Columns as Columns
     from anyformer.pattern.leaves import Dilated as Dilated
     from anyformer.pattern.leaves import Flagged as Flagged
     from anyformer.pattern.leaves import Full as Full
     from anyformer.pattern.leaves import Global as Global
     from anyformer.pattern.leaves import Local as Local
     from anyformer.pattern.leaves import PerHead as PerHead
+    from anyformer.pattern.leaves import PerLayer as PerLayer
     from anyformer.pattern.leaves import Random as Random
     from anyformer.pattern.leaves import RandomBlocks as RandomBlocks
     from anyformer.pattern.leaves import Strided as Strided
@@ -72,12 +74,14 @@ _HOMES = {
     "anyformer.pattern.leaves": (
         "Block",
         "Causal",
+        "Columns",
         "Dilated",
         "Flagged",
         "Full",
         "Global",
         "Local",
         "PerHead",
+        "PerLayer",
         "Random",
         "RandomBlocks",
         "Strided",
